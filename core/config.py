@@ -1,0 +1,71 @@
+"""One frozen dataclass a service; command line, environment and help are made from it.
+
+A field `queue_limit: int = setting(64, "…")` of a class with `env_prefix = "PACELINE_ROUTER_"` is
+set by, in order: `--queue-limit 8`, `PACELINE_ROUTER_QUEUE_LIMIT=8`, the default.
+"""
+
+import argparse
+import dataclasses
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from paceline.core.errors import ConfigError
+
+
+class Config(Protocol):
+    """A service's configuration: checked in __post_init__, which raises ConfigError."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+    env_prefix: ClassVar[str]
+
+
+C = TypeVar("C", bound=Config)
+
+
+def setting(default: Any, help: str, *, secret: bool = False) -> Any:
+    """A field with one sentence of help. Secrets come from the environment only."""
+    return dataclasses.field(default=default, metadata={"help": help, "secret": secret})
+
+
+def parse(config: type[C], argv: Sequence[str], environ: Mapping[str, str], command: str) -> C:
+    """Reads `config` from arguments and environment. Raises ConfigError; --help exits."""
+    parser = argparse.ArgumentParser(prog=f"paceline {command}", description=config.__doc__)
+    types = typing.get_type_hints(config)
+    given: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        variable = config.env_prefix + field.name.upper()
+        if variable in environ:
+            given[field.name] = convert(field.name, environ[variable], types[field.name])
+        if not field.metadata.get("secret"):
+            add_argument(parser, field, variable)
+    for name, text in vars(parser.parse_args(argv)).items():
+        if text is not None:
+            given[name] = convert(name, text, types[name])
+    return config(**given)
+
+
+def add_argument(
+    parser: argparse.ArgumentParser, field: dataclasses.Field[Any], variable: str
+) -> None:
+    shown = "none" if field.default in ("", None) else field.default
+    text = f"{field.metadata.get('help', '')} [default: {shown}; env: {variable}]"
+    flag = "--" + field.name.replace("_", "-")
+    parser.add_argument(flag, dest=field.name, help=text.replace("%", "%%"), metavar="VALUE")
+
+
+def convert(name: str, text: str, kind: Any) -> Any:
+    """`text` as `kind`: str, int, float, bool, Path or tuple[str, ...] (comma-separated)."""
+    if kind is bool:
+        if text.lower() not in ("true", "false", "1", "0"):
+            raise ConfigError(name, text, "must be true or false")
+        return text.lower() in ("true", "1")
+    if kind == tuple[str, ...]:
+        return tuple(part for part in text.split(",") if part)
+    if kind not in (str, int, float, Path):
+        raise TypeError(f"{name}: settings of type {kind} are not supported")
+    try:
+        return kind(text)
+    except ValueError:
+        raise ConfigError(name, text, f"must be a valid {kind.__name__}") from None

@@ -1,0 +1,66 @@
+"""Names of KV blocks: a SHA-256 chain over blocks of 16 tokens.
+
+    key[i] = SHA-256(tag ‖ len ‖ parent ‖ len ‖ tokens as u32 ‖ number of extras)
+    key[-1] = root = SHA-256(tag ‖ len ‖ content digest ‖ len ‖ tenant salt)
+
+All integers little-endian, every part length-prefixed. `extras` will list the non-token inputs
+(images, audio) that overlap a block; there are none today. Gateway, router and workers share this
+module, so a key means the same everywhere; golden vectors pin it.
+"""
+
+import hashlib
+import hmac
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+
+from paceline.core.ids import BlockKey
+
+try:
+    from paceline.core._native import chain_keys as _chain_keys_native
+except ImportError:  # a source tree without a compiler still works, slower
+    _chain_keys_native = None
+
+HASH_BLOCK_TOKENS = 16
+KEY_BYTES = 32
+INDEX_KEY_BYTES = 16  # enough for a hint; pins use the whole key
+_ROOT_TAG = b"pl-root1"
+_KEY_TAG = b"pl-key-1"
+
+
+def tenant_salt(secret: bytes, tenant: str, version: int = 1) -> bytes:
+    """Separates tenants: without the deployment's secret nobody can choose another's salt."""
+    return hmac.digest(secret, struct.pack("<I", version) + tenant.encode(), "sha256")
+
+
+def root_key(content_digest: str, salt: bytes) -> BlockKey:
+    """Parent of a chain's first block. `content_digest` is hex: when two KV bytes mean the same."""
+    digest = bytes.fromhex(content_digest)
+    message = _ROOT_TAG + _prefixed(digest) + _prefixed(salt)
+    return BlockKey(hashlib.sha256(message).digest())
+
+
+def chain_keys(parent: bytes, token_ids: Sequence[int]) -> list[BlockKey]:
+    """Keys of the full blocks of `token_ids`, whose first token follows the block `parent`."""
+    packed = np.asarray(token_ids, dtype="<u4").tobytes()
+    if _chain_keys_native is None:
+        return chain_keys_reference(parent, packed)
+    keys = _chain_keys_native(parent, packed)
+    return [BlockKey(keys[i : i + KEY_BYTES]) for i in range(0, len(keys), KEY_BYTES)]
+
+
+def chain_keys_reference(parent: bytes, packed_token_ids: bytes) -> list[BlockKey]:
+    """The definition, in plain Python. `packed_token_ids`: u32 little-endian."""
+    block_bytes = 4 * HASH_BLOCK_TOKENS
+    keys = []
+    for start in range(0, len(packed_token_ids) - block_bytes + 1, block_bytes):
+        block = packed_token_ids[start : start + block_bytes]
+        message = _KEY_TAG + _prefixed(parent) + _prefixed(block) + struct.pack("<I", 0)
+        parent = hashlib.sha256(message).digest()
+        keys.append(BlockKey(parent))
+    return keys
+
+
+def _prefixed(part: bytes) -> bytes:
+    return struct.pack("<I", len(part)) + part

@@ -1,0 +1,250 @@
+"""What goes into an engine and what comes out: the only surface that a rank process exposes.
+
+Life of a slot, by how it enters:
+
+    Submit(prefill_only=False)   waiting → running → Emission… → Ended
+    Submit(prefill_only=True)    waiting → running → first Emission + HandoffReady, KV held
+                                 → Release or Cancel → Ended
+    Reserve                      Reserved (pages granted) | Refused
+                                 → Pulled… → Adopt → running → Emission… → Ended
+
+`Cancel` is right in every state. A slot ends exactly once, with `Ended`, when nothing of it is
+held any more; pages under an open transfer stay quarantined until `TransferClosed`.
+"""
+
+import msgspec
+
+from paceline.core.errors import ErrorCode
+from paceline.core.finish import FinishReason
+from paceline.core.sampling import SamplingParams
+
+
+class RequestSpec(msgspec.Struct, frozen=True, array_like=True):
+    """A request in tokens. `token_ids` beyond `num_prompt_tokens` were emitted before: forced."""
+
+    request_id: str
+    token_ids: list[int]
+    num_prompt_tokens: int
+    root_key: bytes
+    sampling: SamplingParams
+    choices: tuple[int, ...]  # 0..n-1 sharing the prompt, or the one that is continued
+    priority: int = 0  # smaller first, then arrival
+
+
+# --- commands: front → rank -------------------------------------------------------------------
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Compute it here. `prefill_only`: sample the first tokens, then hold the KV for a reader."""
+
+    slot: int
+    request: RequestSpec
+    prefill_only: bool = False
+
+
+class Reserve(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Credit for a request whose KV will be pulled: its prompt's pages and a window of output."""
+
+    slot: int
+    request: RequestSpec
+
+
+class Pulled(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Blocks [first_block, first_block + len(checksums)) lie verified in their pages."""
+
+    slot: int
+    first_block: int
+    checksums: list[list[int]]  # one list a block, one sum a KV head
+
+
+class Adopt(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """All KV of the slot is here (tail included): join the batch after these first tokens."""
+
+    slot: int
+    first_tokens: list["FirstToken"]
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Ends choices of a slot (none named: all). `transfer_open`: a pull may still write."""
+
+    slot: int
+    choices: tuple[int, ...] = ()
+    transfer_open: bool = False
+
+
+class TransferClosed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """No copy into the slot's pages is in flight any more."""
+
+    slot: int
+
+
+class Release(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The reader has it all: stop holding the KV of this prefilled slot."""
+
+    slot: int
+
+
+Command = Submit | Reserve | Pulled | Adopt | Cancel | TransferClosed | Release
+
+
+# --- events: rank → front ---------------------------------------------------------------------
+
+
+class FirstToken(msgspec.Struct, frozen=True, array_like=True):
+    choice: int
+    token_id: int
+    finish: FinishReason | None = None
+
+
+class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities at one position; `top` holds (token id, logprob), best first."""
+
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+class Emission(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    slot: int
+    choice: int
+    position: int  # of token_ids[0], counted from the first output token
+    token_ids: list[int]
+    logprobs: list[PositionLogprobs] = []
+    finish: FinishReason | None = None
+    num_cached_tokens: int = 0
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The slot cannot go on. `Ended` follows when its pages are free."""
+
+    slot: int
+    code: ErrorCode
+    message: str
+    field: str | None = None
+
+
+class Committed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The first `num_blocks` blocks of a prefill-only slot are committed and can be pinned."""
+
+    slot: int
+    num_blocks: int
+
+
+class HandoffReady(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Prompt done: all its KV is held, `num_tokens` of it, the last block perhaps partial."""
+
+    slot: int
+    num_tokens: int
+    first_tokens: list[FirstToken]
+
+
+class Reserved(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Destination pages for blocks [num_cached_blocks, …), the partial last one included."""
+
+    slot: int
+    num_cached_blocks: int
+    pages: list[int]
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """No credit now. Never an error of the request: those are `Failed`."""
+
+    slot: int
+    num_pages_needed: int
+    num_pages_free: int
+
+
+class Ended(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    slot: int
+
+
+class Stored(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Blocks that can now be found by name, for the index."""
+
+    keys: list[bytes]
+
+
+class Removed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    keys: list[bytes]
+
+
+Event = Emission | Failed | Committed | HandoffReady | Reserved | Refused | Ended | Stored | Removed
+
+
+class Load(msgspec.Struct, frozen=True, array_like=True):
+    num_running: int
+    num_waiting: int
+    num_waiting_tokens: int
+    num_free_pages: int  # free, or cached and evictable, less what is promised
+    num_pages: int
+    num_preemptions: int
+
+
+class StepOutput(msgspec.Struct, frozen=True, array_like=True):
+    """Everything that one step changed, in order."""
+
+    step: int
+    events: list[Event]
+    load: Load
+
+
+# --- the pool channel: answered at once by a thread of its own, never in the step loop -----------
+
+
+class Pin(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Pin the leading run of `keys` that are here; `tail_slot`: its partial page too."""
+
+    keys: list[bytes]
+    tail_slot: int | None = None
+
+
+class Unpin(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    pages: list[tuple[int, int]]  # (page, generation)
+
+
+class Recheck(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A reader got wrong bytes from this page: hash it again and drop it if it is wrong here."""
+
+    page: int
+    generation: int
+
+
+class CheckIntegrity(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Prove that the states of all pages sum to the pool."""
+
+
+PoolCall = Pin | Unpin | Recheck | CheckIntegrity
+
+
+class PinnedPage(msgspec.Struct, frozen=True, array_like=True):
+    page: int
+    generation: int
+    checksums: list[int]  # one a KV head
+
+
+class Pinned(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    pages: list[PinnedPage]
+    tail: PinnedPage | None = None
+    num_tail_tokens: int = 0
+
+
+class Unpinned(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    num_unpinned: int
+
+
+class Rechecked(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    dropped: bool
+
+
+class Integrity(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Pages by state; `problem` is empty when the books balance."""
+
+    num_free: int
+    num_mapped: int
+    num_cached: int
+    num_pinned: int
+    num_quarantined: int
+    problem: str = ""
+
+
+PoolReply = Pinned | Unpinned | Rechecked | Integrity

@@ -1,0 +1,1 @@
+"""Moves pages of KV between pools: sources export, readers copy and verify. Knows no engine."""

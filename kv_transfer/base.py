@@ -1,0 +1,91 @@
+"""The contract of a connector: a source exports pages, a reader copies cell ranges of them.
+
+Who calls what, in which order:
+
+    source side                                     reader side
+    -----------                                     -----------
+    Source.start()                                  Reader.connect(address) → Link, once a peer
+    Source.address() → put into Describe            Link.read(piece) → sums   (any thread, many)
+    Source.close()                                  Link.close()
+
+Names, pins and leases are not here: they are calls of KvTransferService. A connector sees page
+numbers that the caller has pinned at the source and fenced at the destination.
+
+What blocks: `connect` and `read` block the calling thread, never longer than their deadline.
+What a failure leaves: a `read` that raises may have written any part of the destination pages of
+its piece, and writes nothing more after it has raised. Nothing at the source needs freeing.
+What a dead peer looks like: `PeerGone` within the deadline, at once where the transport knows;
+never a hang, never a short read that returns.
+Authority: `read` returns checksums over the bytes as they lie in the destination. It does not
+compare them: `kv_transfer.pull` does, against what the pin promised.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.kv_layout import PageGroup
+
+PageIds = NDArray[np.int64]
+CellSums = NDArray[np.uint64]  # [pages, heads]
+PoolMemory = memoryview  # writable, page 0 first
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One bounded copy: page source_pages[i] of the peer into page destination_pages[i] here."""
+
+    source_pages: PageIds
+    destination_pages: PageIds
+    num_tokens: int | None = None  # of each cell; None: whole pages. Set for a partial last page
+
+
+class Source(Protocol):
+    """Exports one pool to readers. Closing it makes readers see `PeerGone`."""
+
+    transport: str
+
+    def start(self) -> None: ...
+
+    def address(self) -> bytes:
+        """What a reader of the same transport needs to connect. Opaque to everybody else."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Link(Protocol):
+    """A reader's connection to one source. Thread-safe: reads may run in parallel."""
+
+    transport: str
+
+    def read(self, piece: Piece, timeout_s: float) -> CellSums:
+        """Copies `piece` and returns the sums of what lies in the destination.
+
+        Raises PeerGone (dead, closed, silent past `timeout_s`).
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class Reader(Protocol):
+    """Makes links that copy into one local pool."""
+
+    transport: str
+
+    def connect(self, address: bytes, timeout_s: float) -> Link:
+        """Raises PeerGone when nobody answers, IncompatiblePeer when the pools do not match."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPool:
+    """The pool on this side: `fd` is a memfd when other processes may map it, else -1."""
+
+    memory: PoolMemory
+    group: PageGroup
+    num_pages: int
+    fd: int = -1

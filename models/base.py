@@ -1,0 +1,47 @@
+"""What the engine needs from a model, and what a model gets for one step."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from paceline.core.kv_layout import KVLayout
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """One step: T new tokens of B sequences, packed; all tensors on the model's device.
+
+    Sequence b owns rows query_start[b]:query_start[b + 1]; its context after this step is
+    context_lens[b] tokens, whose KV lies in pages block_table[b, : ceil(context / PAGE_TOKENS)].
+    """
+
+    token_ids: torch.Tensor  # [T] int64
+    positions: torch.Tensor  # [T] int64
+    slot_mapping: torch.Tensor  # [T] int64: page * PAGE_TOKENS + offset, where its KV is written
+    query_start: torch.Tensor  # [B + 1] int64
+    context_lens: torch.Tensor  # [B] int64
+    block_table: torch.Tensor  # [B, max_blocks] int64, padded with 0
+    logits_rows: torch.Tensor  # [R] int64: rows of T whose logits are wanted
+    max_query_len: int  # of the longest sequence: 1 means a pure decode step
+    max_context_len: int
+
+
+class Model(Protocol):
+    """A causal language model over a paged pool."""
+
+    vocab_size: int
+    context_length: int
+    eos_token_ids: tuple[int, ...]
+    layout: KVLayout
+
+    def forward(self, batch: ForwardBatch, pools: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """Writes the KV of the new tokens into `pools`, returns logits [R, vocab] in float32.
+
+        `pools[g]` has shape [num_pages, *layout.groups[g].shape].
+        """
+        ...
+
+    def weight_bytes(self) -> int:
+        """Bytes of parameters held in memory."""
+        ...

@@ -1,0 +1,1 @@
+"""What all gRPC edges share: conversions, error mapping, channel settings, tickets."""

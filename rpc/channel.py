@@ -1,0 +1,33 @@
+"""Settings of every gRPC channel and server: bounded messages, quick notice of a dead peer."""
+
+import grpc
+
+MAX_MESSAGE_BYTES = 16 << 20  # 128k tokens with keys fit; nothing legal is larger
+
+_OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 2000),
+    ("grpc.keepalive_timeout_ms", 2000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+]
+_SERVER_OPTIONS = [
+    *_OPTIONS,
+    ("grpc.so_reuseport", 0),  # a taken port is an error, not a share
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
+    ("grpc.http2.min_ping_interval_without_data_ms", 500),
+    ("grpc.http2.max_ping_strikes", 0),
+]
+
+
+def connect(endpoint: str) -> grpc.aio.Channel:
+    """A channel to `host:port`. Use one a peer, for as long as the peer lives."""
+    return grpc.aio.insecure_channel(endpoint, options=_OPTIONS)
+
+
+def make_server(interceptors: list[grpc.aio.ServerInterceptor] | None = None) -> grpc.aio.Server:
+    return grpc.aio.server(interceptors=interceptors or [], options=_SERVER_OPTIONS)

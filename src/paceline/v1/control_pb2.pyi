@@ -1,0 +1,58 @@
+from paceline.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ModelInfo(_message.Message):
+    __slots__ = ("name", "content_digest", "serving_digest", "context_length", "vocab_size")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SERVING_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    content_digest: str
+    serving_digest: str
+    context_length: int
+    vocab_size: int
+    def __init__(self, name: _Optional[str] = ..., content_digest: _Optional[str] = ..., serving_digest: _Optional[str] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ...) -> None: ...
+
+class GatewayFrame(_message.Message):
+    __slots__ = ("submit", "cancel")
+    SUBMIT_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    submit: SubmitRequest
+    cancel: CancelRequest
+    def __init__(self, submit: _Optional[_Union[SubmitRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelRequest, _Mapping]] = ...) -> None: ...
+
+class SubmitRequest(_message.Message):
+    __slots__ = ("slot", "request")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    request: _common_pb2.TokenRequest
+    def __init__(self, slot: _Optional[int] = ..., request: _Optional[_Union[_common_pb2.TokenRequest, _Mapping]] = ...) -> None: ...
+
+class CancelRequest(_message.Message):
+    __slots__ = ("slot", "choices")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    choices: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, slot: _Optional[int] = ..., choices: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class RouterFrame(_message.Message):
+    __slots__ = ("emissions", "errors", "models", "models_changed")
+    EMISSIONS_FIELD_NUMBER: _ClassVar[int]
+    ERRORS_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    MODELS_CHANGED_FIELD_NUMBER: _ClassVar[int]
+    emissions: _containers.RepeatedCompositeFieldContainer[_common_pb2.Emission]
+    errors: _containers.RepeatedCompositeFieldContainer[_common_pb2.SlotError]
+    models: _containers.RepeatedCompositeFieldContainer[ModelInfo]
+    models_changed: bool
+    def __init__(self, emissions: _Optional[_Iterable[_Union[_common_pb2.Emission, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[_common_pb2.SlotError, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ..., models_changed: _Optional[bool] = ...) -> None: ...

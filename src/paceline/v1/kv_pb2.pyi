@@ -1,0 +1,193 @@
+from paceline.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class DescribeRequest(_message.Message):
+    __slots__ = ("reader_worker", "reader_incarnation", "content_digest", "layout_digest")
+    READER_WORKER_FIELD_NUMBER: _ClassVar[int]
+    READER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    reader_worker: str
+    reader_incarnation: str
+    content_digest: str
+    layout_digest: str
+    def __init__(self, reader_worker: _Optional[str] = ..., reader_incarnation: _Optional[str] = ..., content_digest: _Optional[str] = ..., layout_digest: _Optional[str] = ...) -> None: ...
+
+class TransportAddress(_message.Message):
+    __slots__ = ("name", "address")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    address: bytes
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[bytes] = ...) -> None: ...
+
+class PageGroup(_message.Message):
+    __slots__ = ("name", "num_layers", "num_planes", "num_heads", "head_dim", "dtype", "page_tokens")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PLANES_FIELD_NUMBER: _ClassVar[int]
+    NUM_HEADS_FIELD_NUMBER: _ClassVar[int]
+    HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    num_layers: int
+    num_planes: int
+    num_heads: int
+    head_dim: int
+    dtype: str
+    page_tokens: int
+    def __init__(self, name: _Optional[str] = ..., num_layers: _Optional[int] = ..., num_planes: _Optional[int] = ..., num_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., dtype: _Optional[str] = ..., page_tokens: _Optional[int] = ...) -> None: ...
+
+class DescribeResponse(_message.Message):
+    __slots__ = ("worker_id", "incarnation", "content_digest", "layout_digest", "groups", "num_pages", "transports")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    incarnation: str
+    content_digest: str
+    layout_digest: str
+    groups: _containers.RepeatedCompositeFieldContainer[PageGroup]
+    num_pages: int
+    transports: _containers.RepeatedCompositeFieldContainer[TransportAddress]
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., content_digest: _Optional[str] = ..., layout_digest: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[PageGroup, _Mapping]]] = ..., num_pages: _Optional[int] = ..., transports: _Optional[_Iterable[_Union[TransportAddress, _Mapping]]] = ...) -> None: ...
+
+class ProgressRequest(_message.Message):
+    __slots__ = ("ticket",)
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    ticket: _common_pb2.Ticket
+    def __init__(self, ticket: _Optional[_Union[_common_pb2.Ticket, _Mapping]] = ...) -> None: ...
+
+class ProgressEvent(_message.Message):
+    __slots__ = ("num_committed_blocks", "record", "error")
+    NUM_COMMITTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    num_committed_blocks: int
+    record: HandoffRecord
+    error: _common_pb2.Error
+    def __init__(self, num_committed_blocks: _Optional[int] = ..., record: _Optional[_Union[HandoffRecord, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ...) -> None: ...
+
+class HandoffRecord(_message.Message):
+    __slots__ = ("num_prompt_tokens", "num_tokens", "first_tokens", "sidecars")
+    class SidecarsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: bytes
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SIDECARS_FIELD_NUMBER: _ClassVar[int]
+    num_prompt_tokens: int
+    num_tokens: int
+    first_tokens: _containers.RepeatedCompositeFieldContainer[FirstToken]
+    sidecars: _containers.ScalarMap[str, bytes]
+    def __init__(self, num_prompt_tokens: _Optional[int] = ..., num_tokens: _Optional[int] = ..., first_tokens: _Optional[_Iterable[_Union[FirstToken, _Mapping]]] = ..., sidecars: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
+
+class FirstToken(_message.Message):
+    __slots__ = ("choice", "token_id", "finish")
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    FINISH_FIELD_NUMBER: _ClassVar[int]
+    choice: int
+    token_id: int
+    finish: _common_pb2.FinishReason
+    def __init__(self, choice: _Optional[int] = ..., token_id: _Optional[int] = ..., finish: _Optional[_Union[_common_pb2.FinishReason, str]] = ...) -> None: ...
+
+class PinRequest(_message.Message):
+    __slots__ = ("reader_worker", "reader_incarnation", "source_incarnation", "lease_id", "keys", "tail")
+    READER_WORKER_FIELD_NUMBER: _ClassVar[int]
+    READER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    TAIL_FIELD_NUMBER: _ClassVar[int]
+    reader_worker: str
+    reader_incarnation: str
+    source_incarnation: str
+    lease_id: str
+    keys: bytes
+    tail: _common_pb2.Ticket
+    def __init__(self, reader_worker: _Optional[str] = ..., reader_incarnation: _Optional[str] = ..., source_incarnation: _Optional[str] = ..., lease_id: _Optional[str] = ..., keys: _Optional[bytes] = ..., tail: _Optional[_Union[_common_pb2.Ticket, _Mapping]] = ...) -> None: ...
+
+class PageRef(_message.Message):
+    __slots__ = ("page", "generation", "checksums")
+    PAGE_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    page: int
+    generation: int
+    checksums: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, page: _Optional[int] = ..., generation: _Optional[int] = ..., checksums: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PinResponse(_message.Message):
+    __slots__ = ("lease_id", "pages", "tail", "num_tail_tokens")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    TAIL_FIELD_NUMBER: _ClassVar[int]
+    NUM_TAIL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    pages: _containers.RepeatedCompositeFieldContainer[PageRef]
+    tail: PageRef
+    num_tail_tokens: int
+    def __init__(self, lease_id: _Optional[str] = ..., pages: _Optional[_Iterable[_Union[PageRef, _Mapping]]] = ..., tail: _Optional[_Union[PageRef, _Mapping]] = ..., num_tail_tokens: _Optional[int] = ...) -> None: ...
+
+class UnpinRequest(_message.Message):
+    __slots__ = ("lease_id", "ticket")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    ticket: _common_pb2.Ticket
+    def __init__(self, lease_id: _Optional[str] = ..., ticket: _Optional[_Union[_common_pb2.Ticket, _Mapping]] = ...) -> None: ...
+
+class UnpinResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReportRequest(_message.Message):
+    __slots__ = ("key", "page", "generation")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    PAGE_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    key: bytes
+    page: int
+    generation: int
+    def __init__(self, key: _Optional[bytes] = ..., page: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
+
+class ReportResponse(_message.Message):
+    __slots__ = ("dropped",)
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    dropped: bool
+    def __init__(self, dropped: _Optional[bool] = ...) -> None: ...
+
+class LeaseBeat(_message.Message):
+    __slots__ = ("reader_worker", "reader_incarnation", "lease_ids")
+    READER_WORKER_FIELD_NUMBER: _ClassVar[int]
+    READER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
+    reader_worker: str
+    reader_incarnation: str
+    lease_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, reader_worker: _Optional[str] = ..., reader_incarnation: _Optional[str] = ..., lease_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class LeaseBeatReply(_message.Message):
+    __slots__ = ("unknown_lease_ids", "step")
+    UNKNOWN_LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    unknown_lease_ids: _containers.RepeatedScalarFieldContainer[str]
+    step: int
+    def __init__(self, unknown_lease_ids: _Optional[_Iterable[str]] = ..., step: _Optional[int] = ...) -> None: ...
