@@ -1,1 +1,1 @@
-"""Words shared by every part: ids, block keys, KV layout, sampling, errors. Imports nothing of ours."""
+"""Words shared by all parts: ids, block keys, KV layout, sampling, errors."""

@@ -11,12 +11,13 @@ module, so a key means the same everywhere; golden vectors pin it.
 import hashlib
 import hmac
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from paceline.core.ids import BlockKey
 
+_chain_keys_native: Callable[[bytes, bytes], bytes] | None
 try:
     from paceline.core._native import chain_keys as _chain_keys_native
 except ImportError:  # a source tree without a compiler still works, slower

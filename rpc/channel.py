@@ -29,5 +29,5 @@ def connect(endpoint: str) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(endpoint, options=_OPTIONS)
 
 
-def make_server(interceptors: list[grpc.aio.ServerInterceptor] | None = None) -> grpc.aio.Server:
-    return grpc.aio.server(interceptors=interceptors or [], options=_SERVER_OPTIONS)
+def make_server() -> grpc.aio.Server:
+    return grpc.aio.server(options=_SERVER_OPTIONS)
