@@ -9,11 +9,24 @@ from paceline.core.kv_layout import KVLayout
 
 
 @dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    """Host-side lengths of one sequence that brings a chunk of its prompt."""
+
+    query_len: int  # new tokens in this step
+    context_len: int  # after this step: cached and earlier ones included
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardBatch:
     """One step: T new tokens of B sequences, packed; all tensors on the model's device.
 
     Sequence b owns rows query_start[b]:query_start[b + 1]; its context after this step is
     context_lens[b] tokens, whose KV lies in pages block_table[b, : ceil(context / PAGE_TOKENS)].
+
+    Order: the D = B - len(prefills) decode sequences come first, one row each (rows 0..D-1), then
+    the prefill chunks, described on the host by `prefills`. A chunk of one token may be either.
+    Padding a decode batch (CUDA graphs): a row with context_lens 1, position 0 and a slot in a
+    page that nobody reads.
     """
 
     token_ids: torch.Tensor  # [T] int64
@@ -24,7 +37,8 @@ class ForwardBatch:
     block_table: torch.Tensor  # [B, max_blocks] int64, padded with 0
     logits_rows: torch.Tensor  # [R] int64: rows of T whose logits are wanted
     max_query_len: int  # of the longest sequence: 1 means a pure decode step
-    max_context_len: int
+    max_context_len: int  # upper bound over the decode sequences; the others' are in `prefills`
+    prefills: tuple[PrefillChunk, ...]  # sequences D..B-1, in order; () is a pure decode step
 
 
 class Model(Protocol):

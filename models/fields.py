@@ -1,0 +1,90 @@
+"""Typed access to a config.json that remembers what was read: nothing is ignored silently."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from paceline.core.errors import ConfigError
+
+MAX_JSON_BYTES = 64 << 20
+_REQUIRED: Any = object()
+
+
+class Fields:
+    """The fields of one JSON object. `prefix` names the object in errors."""
+
+    def __init__(self, raw: dict[str, Any], prefix: str = "") -> None:
+        self.raw = raw
+        self._prefix = prefix
+        self._read: set[str] = set()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value as it stands; an absent field and null both give `default`."""
+        self._read.add(name)
+        value = self.raw.get(name)
+        return default if value is None else value
+
+    def integer(self, name: str, default: Any = _REQUIRED, minimum: int = 1) -> Any:
+        value = self._given(name, default)
+        if value is default and default is not _REQUIRED:
+            return value
+        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+            raise self.error(name, value, f"must be an integer of at least {minimum}")
+        return value
+
+    def number(self, name: str, default: Any = _REQUIRED) -> Any:
+        value = self._given(name, default)
+        if value is default and default is not _REQUIRED:
+            return value
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise self.error(name, value, "must be a number")
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> Any:
+        value = self._given(name, default)
+        if not isinstance(value, bool):
+            raise self.error(name, value, "must be true or false")
+        return value
+
+    def choice(self, name: str, choices: Iterable[str], default: Any = _REQUIRED) -> str:
+        value = self._given(name, default)
+        known = sorted(choices)
+        if not isinstance(value, str) or value not in known:
+            raise self.error(name, value, f"not supported; known: {', '.join(known)}")
+        return value
+
+    def token_ids(self, name: str) -> tuple[int, ...]:
+        """One id, a list of ids, or nothing."""
+        value = self.get(name, [])
+        ids = value if isinstance(value, list) else [value]
+        if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
+            raise self.error(name, value, "must be a token id or a list of token ids")
+        return tuple(ids)
+
+    def unread(self) -> dict[str, Any]:
+        return {name: value for name, value in self.raw.items() if name not in self._read}
+
+    def error(self, name: str, value: object, reason: str) -> ConfigError:
+        return ConfigError(self._prefix + name, value, reason)
+
+    def _given(self, name: str, default: Any) -> Any:
+        value = self.get(name, default)
+        if value is _REQUIRED:
+            raise self.error(name, None, "is missing")
+        return value
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; ConfigError when it is not there, too big or something else."""
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise ConfigError("model", path.name, f"larger than {MAX_JSON_BYTES} bytes")
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ConfigError("model", str(path), f"cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError("model", str(path), f"not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError("model", str(path), "must hold a JSON object")
+    return value

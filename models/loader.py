@@ -1,0 +1,59 @@
+"""From a folder to a model that is ready to run, with the digests that name what it is."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from paceline.core.errors import ConfigError
+from paceline.models.base import Model
+from paceline.models.fields import Fields, read_json
+from paceline.models.manifest import content_digest, serving_digest
+from paceline.models.registry import ModelSource, Progress, find_model
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    model: Model
+    architecture: str
+    content_digest: str  # hex: when two KV bytes mean the same
+    serving_digest: str  # hex: tokenizer and chat template
+
+
+def load_model(
+    folder: Path,
+    device: str = "cpu",
+    dtype: str = "float32",
+    progress: Progress = lambda done, total: None,
+) -> LoadedModel:
+    """Reads config.json and weights under `folder`. Raises ConfigError naming what is wrong."""
+    if dtype not in DTYPES:
+        raise ConfigError("dtype", dtype, f"must be one of {', '.join(DTYPES)}")
+    fields = Fields(read_json(folder / "config.json"))
+    architecture, found = find_model(fields)
+    source = ModelSource(
+        folder, fields, torch.device(device), DTYPES[dtype], eos_token_ids(folder, fields), progress
+    )
+    model = found.load(source)
+    semantics = (
+        architecture,
+        found.numerics_version,
+        found.semantics(fields, model.context_length),
+    )
+    return LoadedModel(
+        model,
+        architecture,
+        content_digest(folder, semantics, dtype),
+        serving_digest(folder),
+    )
+
+
+def eos_token_ids(folder: Path, fields: Fields) -> tuple[int, ...]:
+    """Of generation_config.json where it names any, else of config.json."""
+    own = fields.token_ids("eos_token_id")
+    path = folder / "generation_config.json"
+    if not path.exists():
+        return own
+    return Fields(read_json(path)).token_ids("eos_token_id") or own

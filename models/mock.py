@@ -1,0 +1,143 @@
+"""A model without weights whose next token is a hash of the KV bytes that it reads.
+
+    cell(token, position, layer, plane, head, dim) = 8 hashed bits, exact in every KV format
+    signature(position) = Σ bits(cell) · odd weight(layer, plane, head, dim)   mod 2^64
+    hash(context)       = Σ mix(signature(position), position)                 mod 2^64
+
+A wrong byte, a missing block or a wrong order changes the hash, hence the token. How the prompt was
+cut into chunks does not. Logits are uniform in [0, 8); the favourite has 10.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from paceline.core.kv_layout import PAGE_TOKENS, KVLayout, PageGroup
+from paceline.models.base import ForwardBatch
+from paceline.models.fields import Fields
+from paceline.models.registry import ModelSource
+
+_ROWS_AT_ONCE = 16
+_NEVER = -10_000.0
+_INTEGERS = {4: torch.int32, 2: torch.int16}
+
+
+@dataclass(frozen=True, slots=True)
+class MockConfig:
+    vocab_size: int
+    num_hidden_layers: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    step_s: float  # slept in every forward
+    token_s: float  # slept for every prefill token
+    eos_every: int  # the favourite is eos wherever the context length divides by this; 0: never
+
+
+def read_config(fields: Fields) -> MockConfig:
+    return MockConfig(
+        vocab_size=fields.integer("vocab_size"),
+        num_hidden_layers=fields.integer("num_hidden_layers"),
+        num_key_value_heads=fields.integer("num_key_value_heads"),
+        head_dim=fields.integer("head_dim"),
+        max_position_embeddings=fields.integer("max_position_embeddings"),
+        step_s=fields.number("step_s", 0.0),
+        token_s=fields.number("token_s", 0.0),
+        eos_every=fields.integer("eos_every", 0, minimum=0),
+    )
+
+
+class MockModel:
+    """Drives integration, fault and simulation tests; see the module."""
+
+    numerics_version: ClassVar[int] = 1
+
+    def __init__(self, config: MockConfig, source: ModelSource) -> None:
+        self.config = config
+        self.vocab_size = config.vocab_size
+        self.context_length = config.max_position_embeddings
+        self.eos_token_ids = source.eos_token_ids
+        name = str(source.dtype).removeprefix("torch.")
+        group = PageGroup(
+            "full", config.num_hidden_layers, config.num_key_value_heads, config.head_dim, name
+        )
+        self.layout = KVLayout((group,))
+        num_cells = group.num_runs * group.num_heads * group.head_dim
+        self._cells = torch.arange(num_cells, device=source.device)
+        shape = (group.num_runs, group.num_heads, 1, group.head_dim)
+        self._weights = (mix(self._cells) | 1).view(shape)
+        self._vocabulary = mix(torch.arange(config.vocab_size, device=source.device))
+        self._eos = torch.tensor(source.eos_token_ids, dtype=torch.int64, device=source.device)
+
+    @classmethod
+    def load(cls, source: ModelSource) -> "MockModel":
+        return cls(read_config(source.fields), source)
+
+    @classmethod
+    def semantics(cls, fields: Fields, context_length: int) -> object:
+        return read_config(fields)
+
+    def weight_bytes(self) -> int:
+        return self._weights.nbytes + self._vocabulary.nbytes
+
+    def forward(self, batch: ForwardBatch, pools: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        self._sleep(batch)
+        pool = pools[0]
+        self._write(batch, pool)
+        sequences = torch.searchsorted(batch.query_start, batch.logits_rows, right=True) - 1
+        contexts = batch.positions[batch.logits_rows] + 1
+        longest = max([batch.max_context_len, *(chunk.context_len for chunk in batch.prefills)])
+        pages = batch.block_table[sequences, : -(-longest // PAGE_TOKENS)]
+        parts = zip(*(torch.split(t, _ROWS_AT_ONCE) for t in (pages, contexts)), strict=True)
+        hashes = [self._hash(pool, *part) for part in parts]
+        return self._logits(torch.cat(hashes), contexts)
+
+    def _sleep(self, batch: ForwardBatch) -> None:
+        num_prefill_tokens = sum(chunk.query_len for chunk in batch.prefills)
+        wait_s = self.config.step_s + self.config.token_s * num_prefill_tokens
+        if wait_s > 0:
+            time.sleep(wait_s)
+
+    def _write(self, batch: ForwardBatch, pool: torch.Tensor) -> None:
+        group = self.layout.groups[0]
+        tokens = mix(batch.token_ids * 0x10001 + mix(batch.positions))
+        cells = mix(tokens[:, None] + self._cells) & 0xFF
+        shape = (-1, group.num_layers, group.num_planes, group.num_heads, group.head_dim)
+        pages, offsets = batch.slot_mapping // PAGE_TOKENS, batch.slot_mapping % PAGE_TOKENS
+        pool[pages, :, :, :, offsets] = cells.view(shape).to(pool.dtype)
+
+    def _hash(
+        self, pool: torch.Tensor, pages: torch.Tensor, contexts: torch.Tensor
+    ) -> torch.Tensor:
+        """One int64 a row, over the first `contexts` tokens of `pages` [rows, blocks]."""
+        bits = pool.view(_INTEGERS[pool.element_size()])[pages].flatten(2, 3).to(torch.int64)
+        signatures = (bits * self._weights).sum(dim=(2, 3, 5)).flatten(1)
+        positions = torch.arange(signatures.shape[1], device=pages.device)
+        seen = positions < contexts[:, None]
+        return torch.where(seen, mix(signatures + mix(positions)), 0).sum(dim=1)
+
+    def _logits(self, hashes: torch.Tensor, contexts: torch.Tensor) -> torch.Tensor:
+        noise = mix(mix(hashes)[:, None] ^ self._vocabulary) & 0xFFFF
+        logits = noise.to(torch.float32) / 8192
+        logits[:, self._eos] = _NEVER
+        favourites = (mix(hashes ^ 0x5EED) & 0x7FFFFFFF) % self.vocab_size
+        is_eos = torch.isin(favourites, self._eos)
+        favourites = torch.where(is_eos, logits.argmax(dim=1), favourites)
+        if self.config.eos_every and len(self.eos_token_ids):
+            ends = contexts % self.config.eos_every == 0
+            favourites = torch.where(ends, self._eos[0], favourites)
+        return logits.scatter(1, favourites[:, None], 10.0)
+
+
+def mix(x: torch.Tensor) -> torch.Tensor:
+    """splitmix64 on int64 tensors (wrapping): a bijection that spreads every bit."""
+    x = x + -7046029254386353131
+    x = (x ^ _shift(x, 30)) * -4658895280553007687
+    x = (x ^ _shift(x, 27)) * -7723592293110705685
+    return x ^ _shift(x, 31)
+
+
+def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
+    return (x >> bits) & ((1 << (64 - bits)) - 1)

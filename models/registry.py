@@ -1,0 +1,61 @@
+"""Architecture name of config.json → the class that wires it, imported when asked for."""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+import torch
+
+from paceline.core.errors import ConfigError
+from paceline.models.base import Model
+from paceline.models.fields import Fields
+
+Progress = Callable[[int, int], None]  # bytes read so far, bytes in all
+
+MODELS = {
+    "GPT2LMHeadModel": "paceline.models.gpt2:GPT2",
+    "LlamaForCausalLM": "paceline.models.llama:Llama",
+    "PacelineMockForCausalLM": "paceline.models.mock:MockModel",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """What a model is made from."""
+
+    folder: Path
+    fields: Fields  # of config.json
+    device: torch.device
+    dtype: torch.dtype  # of weights and KV
+    eos_token_ids: tuple[int, ...]
+    progress: Progress
+
+
+class ModelClass(Protocol):
+    """How a family is found and built. Bump `numerics_version` when its KV bytes change."""
+
+    numerics_version: ClassVar[int]
+
+    @classmethod
+    def load(cls, source: ModelSource) -> Model:
+        """Raises ConfigError for fields or tensors that it cannot honour."""
+        ...
+
+    @classmethod
+    def semantics(cls, fields: Fields, context_length: int) -> object:
+        """What besides the weights decides KV bytes (rope, attention): goes into the digest."""
+        ...
+
+
+def find_model(fields: Fields) -> tuple[str, type[ModelClass]]:
+    """The architecture's name and class, by `architectures` of config.json."""
+    names = fields.get("architectures", [])
+    name = names[0] if isinstance(names, list) and names else None
+    if name not in MODELS:
+        known = ", ".join(sorted(MODELS))
+        raise ConfigError("architectures", name, f"unknown architecture; known: {known}")
+    module, _, attribute = MODELS[name].partition(":")
+    found: type[ModelClass] = getattr(importlib.import_module(module), attribute)
+    return name, found
