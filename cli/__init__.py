@@ -1,0 +1,1 @@
+"""The `paceline` command: starts services, prepares the demo model, runs a whole deployment."""

@@ -1,0 +1,149 @@
+"""Entry point of `paceline COMMAND …`.
+
+Commands are import paths, resolved only when one is chosen: `paceline --help` imports nothing of
+ours but core, and `paceline gateway` never imports torch.
+"""
+
+import difflib
+import errno
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.core.config import parse
+from paceline.core.errors import ConfigError, PacelineError
+
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """`config` and `run` are `module:attribute`; run(config) blocks and returns an exit code."""
+
+    summary: str
+    config: str
+    run: str
+
+
+COMMANDS = {
+    "up": Command(
+        "start a whole deployment on this machine and keep it up until Ctrl-C",
+        "paceline.cli.up:UpConfig",
+        "paceline.cli.up:run",
+    ),
+    "gateway": Command(
+        "HTTP (OpenAI) and gRPC front door: text in, text out",
+        "paceline.gateway.config:GatewayConfig",
+        "paceline.gateway.main:run",
+    ),
+    "router": Command(
+        "admits requests, picks workers, keeps the token log",
+        "paceline.router.config:RouterConfig",
+        "paceline.router.main:run",
+    ),
+    "prefill": Command(
+        "a worker that computes prompts and hands their KV over",
+        "paceline.worker.config:WorkerConfig",
+        "paceline.prefill_service.main:run",
+    ),
+    "decode": Command(
+        "a worker that pulls KV and generates tokens",
+        "paceline.worker.config:WorkerConfig",
+        "paceline.decode_service.main:run",
+    ),
+    "demo-model": Command(
+        "fetch and convert the demo model once; prints its folder",
+        "paceline.cli.demo_model:DemoModelConfig",
+        "paceline.cli.demo_model:run",
+    ),
+}
+
+HELP = """\
+usage: paceline COMMAND [--setting VALUE …]
+
+Serves large language models with prefill and decode on separate workers.
+
+Commands:
+{commands}
+
+`paceline COMMAND --help` lists the settings of a command. Each can also come from the environment:
+`--queue-limit 8` of the router is PACELINE_ROUTER_QUEUE_LIMIT=8; the command line wins.
+
+Start here, on one machine, no GPU needed:
+  paceline up --model "$(paceline demo-model)"
+
+Each service by hand (they share PACELINE_<SERVICE>_SECRET and a Redis):
+  paceline router --redis-url redis://127.0.0.1:6379
+  paceline prefill --model DIR --redis-url redis://127.0.0.1:6379
+  paceline decode --model DIR --redis-url redis://127.0.0.1:6379
+  paceline gateway --model DIR
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(help_text(), end="")
+        return 0 if arguments else EXIT_USAGE
+    name, *rest = arguments
+    if name in ("version", "--version", "-V"):
+        print(f"paceline {importlib.import_module('paceline').__version__}")
+        return 0
+    if name not in COMMANDS:
+        return complain(unknown(name), EXIT_USAGE)
+    return guarded(name, rest)
+
+
+def guarded(name: str, argv: Sequence[str]) -> int:
+    """Runs a command; what the user can mend becomes one line on stderr, not a traceback."""
+    try:
+        return run_command(name, argv)
+    except ConfigError as error:
+        text = f"{error.message} (see `paceline {name} --help`)"
+        return complain(text, EXIT_USAGE)
+    except PacelineError as error:
+        return complain(error.message, EXIT_FAILED)
+    except KeyboardInterrupt:
+        return complain("interrupted", EXIT_INTERRUPTED)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        where = f" while writing {error.filename}" if error.filename else ""
+        return complain(f"the disk is full{where}: free some space and try again", EXIT_FAILED)
+
+
+def run_command(name: str, argv: Sequence[str]) -> int:
+    command = COMMANDS[name]
+    config = parse(resolve(command.config), argv, os.environ, name)
+    run: Callable[[Any], int] = resolve(command.run)
+    return run(config)
+
+
+def resolve(path: str) -> Any:
+    module, _, attribute = path.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def help_text() -> str:
+    width = max(map(len, COMMANDS)) + 2
+    lines = [f"  {name:<{width}}{command.summary}" for name, command in COMMANDS.items()]
+    lines.append(f"  {'version':<{width}}print the version")
+    return HELP.format(commands="\n".join(lines))
+
+
+def unknown(name: str) -> str:
+    close = difflib.get_close_matches(name, COMMANDS, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"there is no command {name!r}.{hint} `paceline --help` lists them."
+
+
+def complain(text: str, code: int) -> int:
+    print(f"paceline: {text}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
