@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from paceline.core.errors import EngineFailure
 from paceline.core.ids import BlockKey
 
 _chain_keys_native: Callable[[bytes, bytes], bytes] | None

@@ -100,7 +100,7 @@ def test_dingocache_77_keys_do_not_depend_on_the_hash_seed(seed: str | None) -> 
 def test_self_test_passes_here_and_fails_on_a_different_hash(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """https://github.com/dingodb/DingoCache/pull/77: a known vector fails the process at startup."""
+    """https://github.com/dingodb/DingoCache/pull/77: a known vector fails the pod at startup."""
     keys.self_test()
     monkeypatch.setattr(keys, "_KEY_TAG", b"pl-key-2")
     monkeypatch.setattr(keys, "_chain_keys_native", None)
