@@ -78,13 +78,17 @@ def only_one(cache: Path) -> Iterator[None]:
     """Two runs at once: the second waits, then finds the model. Creates the cache folder."""
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        lock = open(cache / ".lock", "w")
+        lock = os.open(cache / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
+        if is_disk_full(error):
+            raise disk_full(cache, "the disk is full") from None
         reason = f"cannot be written ({error.strerror}); name another folder with --cache"
         raise ConfigError("cache", str(cache), reason) from None
-    with lock:
+    try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(lock)
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -90,7 +90,7 @@ def shortest(value: float) -> float:
 
 
 def write_weights(reader: GGUFReader, config: dict[str, Any], path: Path, advance: Advance) -> None:
-    """One safetensors file: u64 length of the header, JSON header, then the tensors in its order."""
+    """One safetensors file: u64 length of the header, JSON header, tensors in the same order."""
     header = json.dumps(safetensors_header(reader)).encode()
     header += b" " * (-len(header) % 8)
     with open(path, "wb") as file:

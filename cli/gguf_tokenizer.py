@@ -34,7 +34,7 @@ def build(fields: dict[str, Any]) -> Tokenizer:
             pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=True, use_regex=True),
         ]
     )
-    tokenizer.decoder = decoders.ByteLevel(add_prefix_space=True, trim_offsets=True, use_regex=True)
+    tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(
         [AddedToken(token, special=True, normalized=False) for token in control_tokens(fields)]
     )
