@@ -6,9 +6,10 @@ from pathlib import Path
 import torch
 
 from paceline.core.errors import ConfigError
+from paceline.core.serving_digest import serving_digest
 from paceline.models.base import Model
 from paceline.models.fields import Fields, read_json
-from paceline.models.manifest import content_digest, serving_digest
+from paceline.models.manifest import content_digest
 from paceline.models.registry import ModelSource, Progress, find_model
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -1,4 +1,4 @@
-"""Digests that name a model: of its weights, of what its KV means, of its tokenizer and template.
+"""Digests that name a model: of its weights and of what its KV means.
 
 A file is hashed once; the result is kept in `paceline-manifest.json` beside the weights, or in a
 cache folder where the model's own is read-only. A start compares sizes and modification times only.
@@ -15,7 +15,6 @@ from paceline.models.fields import read_json
 
 MANIFEST_NAME = "paceline-manifest.json"
 KEY_FORMAT_VERSION = 1
-_SERVING_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 _HASH_CHUNK_BYTES = 1 << 20
 
 
@@ -23,16 +22,6 @@ def content_digest(folder: Path, semantics: object, kv_dtype: str) -> str:
     """Says when two KV bytes mean the same. `semantics` must have a stable repr."""
     parts = ("content", KEY_FORMAT_VERSION, weights_digest(folder), repr(semantics), kv_dtype)
     return hashlib.sha256(repr(parts).encode()).hexdigest()
-
-
-def serving_digest(folder: Path) -> str:
-    """Of tokenizer and chat template, as gateway and workers compare it. Absent files count too."""
-    digest = hashlib.sha256(b"pl-serving-1")
-    for name in _SERVING_FILES:
-        path = folder / name
-        found = file_digest(path) if path.exists() else "absent"
-        digest.update(f"{name}={found};".encode())
-    return digest.hexdigest()
 
 
 def weights_digest(folder: Path) -> str:

@@ -1,7 +1,7 @@
 """A model without weights whose next token is a hash of the KV bytes that it reads.
 
     cell(token, position, layer, plane, head, dim) = 8 hashed bits, exact in every KV format
-    signature(position) = Σ bits(cell) · odd weight(layer, plane, head, dim)   mod 2^64
+    signature(position) = Σ 8-byte word of its KV · odd weight of the word     mod 2^64
     hash(context)       = Σ mix(signature(position), position)                 mod 2^64
 
 A wrong byte, a missing block or a wrong order changes the hash, hence the token. How the prompt was
@@ -14,6 +14,7 @@ from typing import ClassVar
 
 import torch
 
+from paceline.core.errors import ConfigError
 from paceline.core.kv_layout import PAGE_TOKENS, KVLayout, PageGroup
 from paceline.models.base import ForwardBatch
 from paceline.models.fields import Fields
@@ -21,7 +22,6 @@ from paceline.models.registry import ModelSource
 
 _ROWS_AT_ONCE = 16
 _NEVER = -10_000.0
-_INTEGERS = {4: torch.int32, 2: torch.int16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,8 @@ class MockModel:
         self.vocab_size = config.vocab_size
         self.context_length = config.max_position_embeddings
         self.eos_token_ids = source.eos_token_ids
+        if config.head_dim * source.dtype.itemsize % 8:
+            raise ConfigError("head_dim", config.head_dim, "must make a multiple of 8 bytes")
         name = str(source.dtype).removeprefix("torch.")
         group = PageGroup(
             "full", config.num_hidden_layers, config.num_key_value_heads, config.head_dim, name
@@ -66,8 +68,9 @@ class MockModel:
         self.layout = KVLayout((group,))
         num_cells = group.num_runs * group.num_heads * group.head_dim
         self._cells = torch.arange(num_cells, device=source.device)
-        shape = (group.num_runs, group.num_heads, 1, group.head_dim)
-        self._weights = (mix(self._cells) | 1).view(shape)
+        num_words = num_cells * group.element_bytes // 8
+        weights = mix(torch.arange(num_words, device=source.device)) | 1
+        self._weights = weights.view(group.num_runs, group.num_heads, 1, -1)
         self._vocabulary = mix(torch.arange(config.vocab_size, device=source.device))
         self._eos = torch.tensor(source.eos_token_ids, dtype=torch.int64, device=source.device)
 
@@ -112,8 +115,8 @@ class MockModel:
         self, pool: torch.Tensor, pages: torch.Tensor, contexts: torch.Tensor
     ) -> torch.Tensor:
         """One int64 a row, over the first `contexts` tokens of `pages` [rows, blocks]."""
-        bits = pool.view(_INTEGERS[pool.element_size()])[pages].flatten(2, 3).to(torch.int64)
-        signatures = (bits * self._weights).sum(dim=(2, 3, 5)).flatten(1)
+        words = pool.view(torch.int64)[pages].flatten(2, 3)
+        signatures = (words * self._weights).sum(dim=(2, 3, 5)).flatten(1)
         positions = torch.arange(signatures.shape[1], device=pages.device)
         seen = positions < contexts[:, None]
         return torch.where(seen, mix(signatures + mix(positions)), 0).sum(dim=1)
