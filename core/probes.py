@@ -1,0 +1,118 @@
+"""HTTP probes of a service: /livez, /readyz and /metrics, on a port of their own.
+
+Small on purpose: GET of three fixed paths, one request a connection, everything bounded (header
+bytes, connections, seconds), so that a probe can neither be starved nor starve its service.
+"""
+
+import asyncio
+from collections.abc import Callable
+from http import HTTPStatus
+
+from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+from paceline.core.errors import ConfigError
+
+MAX_HEADER_BYTES = 8192
+MAX_CONNECTIONS = 64
+REQUEST_TIMEOUT_S = 5.0
+
+Answer = tuple[HTTPStatus, str, bytes]
+
+
+class ProbeServer:
+    """Answers probes while the event loop lives.
+
+    `reasons` is called for each /readyz and says why the service is not ready; ready when empty.
+    `registry` is what /metrics shows; the process-wide one by default.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        reasons: Callable[[], list[str]],
+        registry: CollectorRegistry | None = None,
+    ) -> None:
+        self._host = host
+        self._port = port
+        self._reasons = reasons
+        self._registry = registry if registry is not None else REGISTRY
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> int:
+        """Binds and serves; returns the port. Raises ConfigError when the port is taken."""
+        try:
+            self._server = await asyncio.start_server(
+                self._serve, self._host, self._port, limit=MAX_HEADER_BYTES
+            )
+        except OSError as error:
+            reason = f"cannot be bound on {self._host}: {error.strerror or error}"
+            raise ConfigError("probe_port", self._port, reason) from None
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    async def stop(self) -> None:
+        if self._server is None:
+            return
+        self._server.close()
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+        self._server = None
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        if len(self._connections) >= MAX_CONNECTIONS:
+            writer.transport.abort()
+            return
+        self._connections.add(task)
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                await self._respond(reader, writer)
+        except (TimeoutError, OSError, EOFError, asyncio.CancelledError):
+            writer.transport.abort()
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    async def _respond(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.LimitOverrunError:
+            answer = _text(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "header too large")
+            head = b""
+        else:
+            answer = await self._answer(head)
+        status, content_type, body = answer
+        writer.write(
+            f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {content_type}\r\n"
+            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
+        )
+        if not head.startswith(b"HEAD "):
+            writer.write(body)
+        await writer.drain()
+
+    async def _answer(self, head: bytes) -> Answer:
+        parts = head.split(b"\r\n", 1)[0].split(b" ")
+        if len(parts) != 3 or not parts[2].startswith(b"HTTP/1."):
+            return _text(HTTPStatus.BAD_REQUEST, "not an HTTP/1 request")
+        if parts[0] not in (b"GET", b"HEAD"):
+            return _text(HTTPStatus.METHOD_NOT_ALLOWED, "GET only")
+        path = parts[1].split(b"?", 1)[0]
+        if path == b"/livez":
+            return _text(HTTPStatus.OK, "ok")
+        if path == b"/readyz":
+            reasons = self._reasons()
+            status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
+            return _text(status, "\n".join(reasons) or "ok")
+        if path == b"/metrics":
+            text = await asyncio.to_thread(generate_latest, self._registry)
+            return HTTPStatus.OK, CONTENT_TYPE_PLAIN_0_0_4, text
+        return _text(HTTPStatus.NOT_FOUND, "not found")
+
+
+def _text(status: HTTPStatus, text: str) -> Answer:
+    return status, "text/plain; charset=utf-8", text.encode() + b"\n"

@@ -1,0 +1,86 @@
+import asyncio
+import socket
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+from paceline.core import probes
+from paceline.core.errors import ConfigError
+from paceline.core.probes import ProbeServer
+
+
+class _Probed:
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+        self.registry = CollectorRegistry()
+        self.server = ProbeServer("127.0.0.1", 0, lambda: self.reasons, self.registry)
+
+    async def __aenter__(self) -> "_Probed":
+        self.port = await self.server.start()
+        self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}")
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.http.aclose()
+        await self.server.stop()
+
+
+async def test_liveness_readiness_and_metrics() -> None:
+    async with _Probed() as probed:
+        Counter("steps", "Steps.", registry=probed.registry).inc(3)
+        assert (await probed.http.get("/livez")).status_code == 200
+        assert (await probed.http.get("/readyz")).status_code == 200
+        probed.reasons = ["no worker", "draining"]
+        answer = await probed.http.get("/readyz?verbose=1")
+        assert (answer.status_code, answer.text) == (503, "no worker\ndraining\n")
+        metrics = await probed.http.get("/metrics")
+        assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
+        assert "steps_total 3.0" in metrics.text
+
+
+async def test_other_paths_and_methods_are_refused() -> None:
+    async with _Probed() as probed:
+        assert (await probed.http.get("/secret")).status_code == 404
+        assert (await probed.http.post("/livez")).status_code == 405
+        head = await probed.http.head("/livez")
+        assert (head.status_code, head.content) == (200, b"")
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"\x16\x03\x01 junk\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nX: " + b"a" * (2 * probes.MAX_HEADER_BYTES), b"431"),
+    ],
+)
+async def test_malformed_requests_get_a_bounded_answer(sent: bytes, status: bytes) -> None:
+    async with _Probed() as probed:
+        reader, writer = await asyncio.open_connection("127.0.0.1", probed.port)
+        writer.write(sent)
+        line = await asyncio.wait_for(reader.readline(), 5)
+        assert line.split()[1] == status
+        writer.close()
+        assert (await probed.http.get("/livez")).status_code == 200
+
+
+async def test_silent_connections_neither_starve_nor_outlive_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(probes, "REQUEST_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(probes, "MAX_CONNECTIONS", 4)
+    async with _Probed() as probed:
+        silent = [await asyncio.open_connection("127.0.0.1", probed.port) for _ in range(8)]
+        for reader, _ in silent:
+            with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+                await asyncio.wait_for(reader.readexactly(1), 5)
+        assert (await probed.http.get("/livez")).status_code == 200
+        for _, writer in silent:
+            writer.close()
+
+
+async def test_a_taken_port_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"probe_port={port}: cannot be bound"):
+            await ProbeServer("127.0.0.1", port, list).start()
