@@ -1,0 +1,65 @@
+"""What a gateway can be told."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from paceline.core.config import setting
+from paceline.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class GatewayConfig:
+    """OpenAI-compatible front door of a deployment."""
+
+    env_prefix: ClassVar[str] = "PACELINE_GATEWAY_"
+
+    model: Path = setting(Path(), "Model directory: tokenizer and chat template are read from it.")
+    model_name: str = setting("", "Serve this model only; empty: all with the same tokenizer.")
+    host: str = setting("127.0.0.1", "Address that HTTP and gRPC listen on.")
+    port: int = setting(8000, "HTTP port; 0 picks a free one.")
+    grpc_port: int = setting(8001, "Port of the gRPC GenerateService; 0 picks a free one.")
+    router: tuple[str, ...] = setting(
+        ("127.0.0.1:9100",), "Routers (host:port, comma-separated): the first that answers serves."
+    )
+    secret: str = setting("", "The deployment's secret: separates tenants' KV.", secret=True)
+    max_body_bytes: int = setting(1 << 20, "Largest request body; a larger one gets 413.")
+    max_rendered_chars: int = setting(4 << 20, "Longest text that a chat template may produce.")
+    render_timeout_s: float = setting(2.0, "Longest time that a chat template may take.")
+    max_stop_strings: int = setting(4, "Most stop strings of a request.")
+    max_prompts: int = setting(32, "Most prompts of one completions request.")
+    max_concurrent_requests: int = setting(1024, "Requests served at once; more get 429.")
+    max_pending_emissions: int = setting(
+        2048, "Steps that a slow client may lag behind before its request is cancelled."
+    )
+    request_timeout_s: float = setting(600.0, "Longest time that a request may take.")
+    read_timeout_s: float = setting(30.0, "Longest time that head or body of a request may take.")
+    keep_alive_s: float = setting(75.0, "How long an idle connection stays open.")
+    drain_timeout_s: float = setting(30.0, "How long running streams may take at shutdown.")
+
+    def __post_init__(self) -> None:
+        if not (self.model / "tokenizer.json").is_file():
+            reason = "must be a model directory with a tokenizer.json"
+            raise ConfigError("model", str(self.model), reason)
+        if not self.secret:
+            reason = f"set {self.env_prefix}SECRET to the deployment's secret, at least 16 bytes"
+            raise ConfigError("secret", "", reason)
+        for name in ("port", "grpc_port"):
+            if not 0 <= getattr(self, name) < 65536:
+                raise ConfigError(name, getattr(self, name), "must lie between 0 and 65535")
+        if not self.router:
+            raise ConfigError("router", self.router, "name at least one router as host:port")
+        for endpoint in self.router:
+            _check_endpoint(endpoint)
+        self._check_positive()
+
+    def _check_positive(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, int | float) and "port" not in name and not value > 0:
+                raise ConfigError(name, value, "must be positive")
+
+
+def _check_endpoint(endpoint: str) -> None:
+    host, _, port = endpoint.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError("router", endpoint, "must be host:port")

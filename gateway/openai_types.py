@@ -1,0 +1,129 @@
+"""Bodies of OpenAI's API, strictly typed. What is not listed is refused: a typo changes meaning.
+
+Fields of three kinds: served ones; harmless ones, accepted and ignored (_Ignored); and features that
+are not supported yet (_Unsupported), accepted only with the value that means "off".
+"""
+
+from typing import Any, Literal
+
+import msgspec
+
+Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class ContentPart(msgspec.Struct):
+    """A part of a message; only type "text" is served."""
+
+    type: str
+    text: str | None = None
+
+
+class ChatMessage(msgspec.Struct):
+    role: Role
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: Any = None
+    function_call: Any = None
+
+
+class _Ignored(msgspec.Struct, kw_only=True):
+    user: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    parallel_tool_calls: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+
+
+class _Unsupported(msgspec.Struct, kw_only=True):
+    best_of: Any = None
+    echo: Any = None
+    suffix: Any = None
+    logit_bias: Any = None
+    presence_penalty: Any = None
+    frequency_penalty: Any = None
+    repetition_penalty: Any = None
+    length_penalty: Any = None
+    min_p: Any = None
+    use_beam_search: Any = None
+    include_stop_str_in_output: Any = None
+    skip_special_tokens: Any = None
+    prompt_logprobs: Any = None
+    response_format: Any = None
+    tools: Any = None
+    tool_choice: Any = None
+    functions: Any = None
+    function_call: Any = None
+    modalities: Any = None
+    audio: Any = None
+    prediction: Any = None
+    reasoning_effort: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
+
+
+class SamplingFields(_Ignored, _Unsupported, kw_only=True):
+    """What chat and completions share; the last block are vLLM's names for what OpenAI lacks."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    max_tokens: int | None = None
+    top_k: int | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    priority: int | None = None
+
+
+class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+    messages: list[ChatMessage]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+
+class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+    prompt: str | list[str | int | list[int]]
+    logprobs: int | None = None
+
+
+# Values that mean "off"; None always does.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "logit_bias": ({},),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "min_p": (0,),
+    "use_beam_search": (False,),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "prompt_logprobs": (),
+    "response_format": ({"type": "text"},),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "reasoning_effort": (),
+    "verbosity": (),
+    "web_search_options": (),
+}

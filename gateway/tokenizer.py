@@ -1,0 +1,103 @@
+"""Text to token ids as Hugging Face does it, without importing transformers."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel
+
+from paceline.core.errors import ConfigError, InvalidRequest
+from paceline.core.serving_digest import serving_digest
+from paceline.gateway.chat_template import load_template
+from paceline.gateway.config import GatewayConfig
+from paceline.gateway.detokenizer import (
+    ByteLevelDetokenizer,
+    ByteTable,
+    Detokenizer,
+    WindowDetokenizer,
+)
+
+_CONTEXT_TOKENS = 4  # of the prompt, so that a first output token keeps its leading space
+
+
+class TextModel:
+    """What a gateway knows of a model: tokenizer, chat template, ids that end a text."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        tokenizer_config = _read_json(config.model / "tokenizer_config.json")
+        self.digest = serving_digest(config.model)
+        self._tokenizer = _load_tokenizer(config.model / "tokenizer.json")
+        self._template = load_template(
+            config.model, tokenizer_config, config.max_rendered_chars, config.render_timeout_s
+        )
+        self.eos_token_ids = _eos_token_ids(config.model)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._special_ids = frozenset(i for i, token in added.items() if token.special)
+        self._table = ByteTable(self._tokenizer, self._special_ids)
+        self._is_byte_level = isinstance(self._tokenizer.decoder, ByteLevel)
+
+    @property
+    def has_developer_role(self) -> bool:
+        """Whether the chat template tells "developer" from "system"."""
+        return self._template is not None and self._template.knows_developer
+
+    def encode(self, text: str, *, is_rendered: bool = False) -> list[int]:
+        """Token ids. A rendered chat carries its special tokens in the text: none are added."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=not is_rendered).ids
+        return ids
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The chat's text, ready for the assistant's turn. Raises InvalidRequest."""
+        if self._template is None:
+            raise InvalidRequest("messages", "…", "this model has no chat template")
+        return self._template.render(messages)
+
+    def detokenizer(self, prompt_ids: Sequence[int]) -> Detokenizer:
+        """For one choice that continues `prompt_ids`."""
+        if self._is_byte_level:
+            return ByteLevelDetokenizer(self._table)
+        return WindowDetokenizer(self._tokenizer, prompt_ids[-_CONTEXT_TOKENS:])
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Bytes of one token by itself, special tokens by their name (for logprobs)."""
+        if self._is_byte_level:
+            return self._table.raw(token_id)
+        piece = self._tokenizer.id_to_token(token_id) or ""
+        if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+            return bytes.fromhex(piece[3:5])
+        return piece.replace("\u2581", " ").encode()
+
+
+def _load_tokenizer(path: Path) -> Tokenizer:
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception
+        raise ConfigError("model", path.name, f"cannot be read: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _eos_token_ids(model_dir: Path) -> frozenset[int]:
+    """generation_config.json over config.json, as transformers decides."""
+    for name in ("generation_config.json", "config.json"):
+        found = _read_json(model_dir / name).get("eos_token_id")
+        if found is not None:
+            return frozenset([found] if isinstance(found, int) else found)
+    return frozenset()
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ConfigError("model", path.name, f"is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError("model", path.name, "must hold a JSON object")
+    return content
+
+
