@@ -12,7 +12,10 @@ a cell are its first t / PAGE_TOKENS bytes. Checksums are one 64-bit sum per (pa
 import hashlib
 from dataclasses import dataclass
 
+from paceline.core.errors import ConfigError
+
 PAGE_TOKENS = 16
+WORD_BYTES = 8  # what checksums are made of
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,11 @@ class PageGroup:
     head_dim: int
     dtype: str = "float32"  # "float32" | "bfloat16" | "float16"
     num_planes: int = 2  # K and V
+
+    def __post_init__(self) -> None:
+        if self.head_dim * self.element_bytes % WORD_BYTES:
+            reason = f"a token of a {self.dtype} cell must fill words of {WORD_BYTES} bytes"
+            raise ConfigError("head_dim", self.head_dim, reason)
 
     @property
     def element_bytes(self) -> int:
