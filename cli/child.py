@@ -1,0 +1,100 @@
+"""One process of a deployment: started with a log file, watched, stopped."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from paceline.cli import launch
+
+TAIL_BYTES = 8 << 10
+MAX_LOG_BYTES = 64 << 20
+
+Probe = Callable[[], str]  # why it is not ready yet; empty when it is
+
+
+@dataclass(slots=True)
+class Child:
+    """Start it from a thread that outlives it: the kernel kills it when that thread ends."""
+
+    name: str
+    command: list[str]
+    environment: dict[str, str]
+    log_path: Path
+    probe: Probe
+    started_at: float = 0.0
+    num_starts: int = 0
+    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    def start(self) -> None:
+        launcher = [sys.executable, "-I", "-S", str(Path(launch.__file__)), str(os.getpid())]
+        with open(self.log_path, "ab", opener=private) as log:
+            self._process = subprocess.Popen(
+                launcher + self.command,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C of the terminal is ours to pass on, in order
+            )
+        self.started_at = time.monotonic()
+        self.num_starts += 1
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None, f"{self.name} was not started"
+        return self._process
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def send(self, number: signal.Signals) -> None:
+        """Does nothing when it has ended."""
+        self.process.send_signal(number)
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Its exit code, or None if it still runs after `timeout_s`."""
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def end(self, timeout_s: float) -> bool:
+        """SIGTERM, then SIGKILL after `timeout_s`. True if it left by itself with code 0."""
+        self.send(signal.SIGTERM)
+        if (code := self.wait(timeout_s)) is None:
+            self.send(signal.SIGKILL)
+            code = self.process.wait()
+        return code == 0
+
+    def ending(self) -> str:
+        """How it ended, in words."""
+        code = self.process.returncode
+        if code is not None and code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"ended with exit code {code}"
+
+    def tail(self, num_lines: int = 15) -> str:
+        """The last lines of its log."""
+        with open(self.log_path, "rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL_BYTES))
+            lines = log.read().decode(errors="replace").splitlines()
+        return "\n".join(lines[-num_lines:])
+
+    def bound_log(self) -> None:
+        """Starts the log anew when it is too long (it is open for appending)."""
+        if self.log_path.stat().st_size > MAX_LOG_BYTES:
+            os.truncate(self.log_path, 0)
+
+
+def private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -1,0 +1,241 @@
+"""A whole deployment as processes on this machine, for `paceline up`, tests and benchmarks.
+
+    redis ◄── router ◄── gateway          names: redis, router, gateway, prefill-0, decode-0 …
+                └── prefill-i, decode-j   ports: loopback, free ones unless told otherwise
+
+Life: start() waits until all are ready; then a keeper restarts what dies, with back-off; stop()
+drains gateway → router → workers → redis. Every process dies with this one.
+"""
+
+import os
+import secrets
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from paceline.cli.child import Child
+from paceline.cli.keeper import Keeper
+from paceline.cli.ports import free_port
+from paceline.cli.redis_server import embedded_redis
+from paceline.cli.roles import ENV_PREFIX, ProbeUrl, Role, Settings, make_child, probe_url
+from paceline.cli.setup_error import SetupError
+from paceline.core.errors import Cancelled
+
+DRAIN_ORDER = (("gateway",), ("router",), ("prefill", "decode"), ("redis",))
+POLL_S = 0.05
+REDIS_READY_S = 10.0
+
+Show = Callable[[str, str], None]  # (process, what it does now)
+
+
+def show_nothing(name: str, status: str) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSpec:
+    """What to run. `settings[role]` and `environment` reach the services as they are."""
+
+    model: Path
+    prefill: int = 1
+    decode: int = 1
+    host: str = "127.0.0.1"  # of the gateway; everything else stays on loopback
+    port: int = 0  # of the gateway's HTTP; 0: a free one
+    grpc_port: int = 0
+    redis_url: str = ""  # empty: an embedded server
+    settings: Mapping[Role, Settings] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    run_parent: Path | None = None  # where the private run folder goes; None: the system's
+    restart: bool = True
+    ready_timeout_s: float = 180.0
+    drain_timeout_s: float = 40.0  # of each of the four groups
+
+
+class Cluster:
+    """Use as a context manager, or call start() and stop(). Methods may be called by any thread."""
+
+    def __init__(self, spec: ClusterSpec, show: Show = show_nothing) -> None:
+        self.spec = spec
+        self.processes: dict[str, Child] = {}
+        self.urls: dict[str, ProbeUrl] = {}  # of probes and metrics, by process
+        self.secret = secrets.token_hex(32)
+        self.run_dir = Path()
+        self.redis_url = spec.redis_url
+        self._show = show
+        self._cancelled = threading.Event()
+        self._router_port = 0
+        self._next_number = {"prefill": 0, "decode": 0}
+        # Children die with the thread that starts them, so one thread starts them all.
+        self._spawner = ThreadPoolExecutor(1, "spawner")
+        self._keeper = Keeper(self._spawn, show)
+
+    @property
+    def base_url(self) -> str:
+        """Of the gateway's HTTP."""
+        return str(self.urls["gateway"])
+
+    @property
+    def grpc_endpoint(self) -> str:
+        """Of the gateway's GenerateService."""
+        return f"{self.urls['gateway'].host}:{self._grpc_port}"
+
+    def start(self) -> None:
+        """Returns when all are ready. Raises SetupError, after stopping all that had started."""
+        self.run_dir = Path(tempfile.mkdtemp(prefix="paceline-", dir=self.spec.run_parent))
+        try:
+            self._start_redis()
+            self._start_router()
+            for _ in range(self.spec.prefill):
+                self._start_worker("prefill")
+            for _ in range(self.spec.decode):
+                self._start_worker("decode")
+            self._start_gateway()
+            self.wait_ready()
+        except BaseException as error:
+            self.kill_all()
+            self._spawner.shutdown()
+            if isinstance(error, Cancelled):
+                shutil.rmtree(self.run_dir, ignore_errors=True)
+            raise
+        self._keeper.start(self.processes, restart=self.spec.restart)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def add_worker(self, role: Role) -> str:
+        """Starts one more worker and waits until it is ready; its name."""
+        name = self._start_worker(role)
+        self.wait_ready([name])
+        return name
+
+    def wait_ready(self, names: list[str] | None = None) -> None:
+        """Raises SetupError when one dies or time is over, Cancelled after cancel()."""
+        waiting = dict.fromkeys(names or self.processes, "starting")
+        deadline = time.monotonic() + self.spec.ready_timeout_s
+        while waiting:
+            for name, shown in list(waiting.items()):
+                reason = self._look_at(name, deadline)
+                if reason != shown:
+                    self._show(name, reason or "ready")
+                waiting[name] = reason
+            waiting = {name: reason for name, reason in waiting.items() if reason}
+            time.sleep(POLL_S)
+
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
+        self.processes[name].send(number)
+
+    def cancel(self) -> None:
+        """Ends a start() that waits, in another thread or from a signal handler."""
+        self._cancelled.set()
+
+    def kill_all(self) -> None:
+        """Ends everything at once, without a drain."""
+        self._cancelled.set()
+        self._keeper.stop()
+        for child in self.processes.values():
+            if child.is_running:
+                child.send(signal.SIGKILL)
+
+    def stop(self) -> bool:
+        """Drains and ends all, in order. True if each left by itself with code 0."""
+        self._keeper.stop()
+        clean = True
+        with ThreadPoolExecutor(max(1, len(self.processes)), "stopper") as stoppers:
+            for roles in DRAIN_ORDER:
+                group = [c for c in self.processes.values() if c.name.split("-")[0] in roles]
+                group = [child for child in group if child.is_running]
+                for child in group:
+                    self._show(child.name, "draining")
+                clean &= all(stoppers.map(self._end, group))
+        self._spawner.shutdown()
+        if clean and not self._keeper.num_restarts:
+            shutil.rmtree(self.run_dir, ignore_errors=True)
+        return clean
+
+    def _end(self, child: Child) -> bool:
+        clean = child.end(self.spec.drain_timeout_s)
+        self._show(child.name, "stopped" if clean else child.ending())
+        return clean
+
+    def _look_at(self, name: str, deadline: float) -> str:
+        """Why it is not ready; empty when it is."""
+        child = self.processes[name]
+        if self._cancelled.is_set():
+            raise Cancelled("stopped before everything was ready")
+        if not child.is_running:
+            raise SetupError(self._blame(child, f"{child.ending()} while it started"))
+        reason = child.probe()
+        if reason and time.monotonic() > deadline:
+            wait = f"{self.spec.ready_timeout_s:.0f} s"
+            raise SetupError(self._blame(child, f"was not ready after {wait} ({reason})"))
+        return reason
+
+    def _blame(self, child: Child, what: str) -> str:
+        return f"{child.name} {what}; the end of {child.log_path}:\n{child.tail()}"
+
+    def _start_redis(self) -> None:
+        if self.redis_url:
+            return
+        server = embedded_redis(free_port("127.0.0.1"), self.run_dir)
+        self.redis_url = server.url
+        log_path = self.run_dir / "redis.log"
+        self._add(Child("redis", server.command, dict(os.environ), log_path, server.probe))
+        self.wait_ready(["redis"])
+
+    def _start_router(self) -> None:
+        self._router_port = free_port("127.0.0.1")
+        probe_port = free_port("127.0.0.1")
+        common = {"port": self._router_port, "probe_port": probe_port}
+        self._start_service("router", "router", {**common, "redis_url": self.redis_url})
+
+    def _start_gateway(self) -> None:
+        host = self.spec.host
+        self._grpc_port = self.spec.grpc_port or free_port(host)
+        settings = {
+            "host": host,
+            "port": self.spec.port or free_port(host),
+            "grpc_port": self._grpc_port,
+            "model": self.spec.model,
+            "router": f"127.0.0.1:{self._router_port}",
+        }
+        self._start_service("gateway", "gateway", settings)
+
+    def _start_worker(self, role: Role) -> str:
+        name = f"{role}-{self._next_number[role]}"
+        self._next_number[role] += 1
+        settings = {
+            "worker_id": f"{name}-{self.secret[:6]}" if self.spec.redis_url else name,
+            "port": free_port("127.0.0.1"),
+            "probe_port": free_port("127.0.0.1"),
+            "model": self.spec.model,
+            "redis_url": self.redis_url,
+            "run_dir": self.run_dir,
+        }
+        self._start_service(name, role, settings)
+        return name
+
+    def _start_service(self, name: str, role: Role, settings: Settings) -> None:
+        merged = {"host": "127.0.0.1", **settings, **self.spec.settings.get(role, {})}
+        environment = dict(self.spec.environment)
+        environment[ENV_PREFIX[role] + "SECRET"] = self.secret
+        self.urls[name] = probe_url(role, merged)
+        self._add(make_child(name, role, merged, environment, self.run_dir))
+
+    def _add(self, child: Child) -> None:
+        self._spawn(child)
+        self.processes[child.name] = child
+        self._show(child.name, "starting")
+
+    def _spawn(self, child: Child) -> None:
+        self._spawner.submit(child.start).result()

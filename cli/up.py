@@ -1,0 +1,160 @@
+"""`paceline up`: a whole deployment on this machine, kept up until Ctrl-C."""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import ClassVar
+
+from paceline.cli.cluster import Cluster, ClusterSpec
+from paceline.cli.display import Display
+from paceline.cli.ports import check_free
+from paceline.cli.roles import Role, Settings
+from paceline.core.config import setting
+from paceline.core.errors import Cancelled, ConfigError
+
+MAX_WORKERS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class UpConfig:
+    """Start redis, router, gateway and workers on this machine; drain them at Ctrl-C."""
+
+    env_prefix: ClassVar[str] = "PACELINE_UP_"
+
+    model: Path = setting(Path(), "Folder of the model: config.json, safetensors, tokenizer.")
+    prefill: int = setting(1, "Number of prefill workers.")
+    decode: int = setting(1, "Number of decode workers.")
+    transport: str = setting("auto", "How KV travels between workers: auto, shm or tcp.")
+    host: str = setting("127.0.0.1", "Address that the gateway listens on; the rest: loopback.")
+    port: int = setting(8000, "HTTP port of the gateway; 0: a free one.")
+    grpc_port: int = setting(8001, "gRPC port of the gateway; 0: a free one.")
+    redis_url: str = setting("", "A Redis to use, redis://host:port; empty: an embedded one.")
+    device: str = setting("", "Device of the workers, cpu or cuda; empty: their own setting.")
+    num_threads: int = setting(0, "Compute threads of each worker; 0: their own setting.")
+    pool_mib: int = setting(0, "Page pool of each worker in MiB; 0: their own setting.")
+    run_dir: str = setting("", "Parent of the private folder for logs; empty: the system's.")
+    ready_timeout_s: float = setting(180.0, "How long everything may take to become ready.")
+
+    def __post_init__(self) -> None:
+        check_model(self.model)
+        for name in ("prefill", "decode"):
+            lowest = 1 if name == "decode" else 0
+            if not lowest <= getattr(self, name) <= MAX_WORKERS:
+                reason = f"must lie between {lowest} and {MAX_WORKERS}"
+                raise ConfigError(name, getattr(self, name), reason)
+        for name in ("port", "grpc_port"):
+            if not 0 <= getattr(self, name) < 65536:
+                raise ConfigError(name, getattr(self, name), "must lie between 0 and 65535")
+        if self.port and self.port == self.grpc_port:
+            raise ConfigError("grpc_port", self.grpc_port, "must differ from port")
+        if not self.ready_timeout_s > 0:
+            raise ConfigError("ready_timeout_s", self.ready_timeout_s, "must be positive")
+        if self.run_dir and not os.path.isdir(self.run_dir):
+            raise ConfigError("run_dir", self.run_dir, "must be a folder")
+
+    def spec(self) -> ClusterSpec:
+        worker: dict[str, object] = {"transports": self.transport}
+        for name in ("device", "num_threads", "pool_mib"):
+            if value := getattr(self, name):
+                worker[name] = value
+        settings: dict[Role, Settings] = {"prefill": worker, "decode": worker}
+        return ClusterSpec(
+            model=self.model.absolute(),
+            prefill=self.prefill,
+            decode=self.decode,
+            host=self.host,
+            port=self.port,
+            grpc_port=self.grpc_port,
+            redis_url=self.redis_url,
+            settings=settings,
+            run_parent=Path(self.run_dir) if self.run_dir else None,
+            ready_timeout_s=self.ready_timeout_s,
+        )
+
+
+def check_model(model: Path) -> None:
+    if model == Path():
+        reason = "name a model's folder; `paceline demo-model` makes one and prints it"
+        raise ConfigError("model", "", reason)
+    if not model.is_dir():
+        raise ConfigError("model", str(model), "there is no such folder; nothing is downloaded")
+    for name in ("config.json", "tokenizer.json"):
+        if not (model / name).is_file():
+            raise ConfigError("model", str(model), f"there is no {name} in this folder")
+
+
+def run(config: UpConfig) -> int:
+    for name in ("port", "grpc_port"):
+        if port := getattr(config, name):
+            check_free(name, config.host, port)
+    began = time.monotonic()
+    display = Display()
+    cluster = Cluster(config.spec(), display)
+    asked_to_stop = handle_signals(cluster)
+    try:
+        with display:
+            cluster.start()
+    except Cancelled:
+        return 0
+    print(welcome(cluster, config, time.monotonic() - began), flush=True)
+    asked_to_stop.wait()
+    clean = cluster.stop()
+    if not clean:
+        print(f"paceline: not all ended cleanly; logs: {cluster.run_dir}", file=sys.stderr)
+    return 0 if clean else 1
+
+
+def handle_signals(cluster: Cluster) -> threading.Event:
+    """SIGINT or SIGTERM: the event is set, and a start that waits ends. The second one kills."""
+    asked = threading.Event()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if asked.is_set():
+            cluster.kill_all()
+        else:
+            print("\npaceline: draining; once more kills", file=sys.stderr)
+        asked.set()
+        cluster.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, on_signal)
+    return asked
+
+
+def welcome(cluster: Cluster, config: UpConfig, took_s: float) -> str:
+    lines = [f"\nPaceline is ready after {took_s:.1f} s: {cluster.base_url}\n"]
+    lines += [curl(cluster.base_url, config.model), ""]
+    for name, url in cluster.urls.items():
+        lines.append(f"  metrics  {url}/metrics  ({name})")
+    lines += [f"  gRPC     {cluster.grpc_endpoint}", f"  logs     {cluster.run_dir}/*.log", ""]
+    return "\n".join([*lines, "Ctrl-C drains and stops everything."])
+
+
+def curl(base_url: str, model: Path) -> str:
+    """A first request, ready to paste."""
+    question = "What is the capital of France?"
+    body: dict[str, object] = {"model": model.absolute().name}
+    if has_chat_template(model):
+        path = "/v1/chat/completions"
+        body["messages"] = [{"role": "user", "content": question}]
+    else:
+        path = "/v1/completions"
+        body |= {"prompt": "The capital of France is", "max_tokens": 16}
+    header = "-H 'Content-Type: application/json'"
+    return f"  curl {base_url}{path} {header} \\\n    -d '{json.dumps(body)}'"
+
+
+def has_chat_template(model: Path) -> bool:
+    if (model / "chat_template.jinja").is_file():
+        return True
+    try:
+        settings = json.loads((model / "tokenizer_config.json").read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(settings, dict) and bool(settings.get("chat_template"))
