@@ -50,8 +50,8 @@ def reason(stderr: str) -> str:
         return "the disk is full"
     lines = [line for line in stderr.splitlines() if line.startswith("ERROR")]
     text = (lines or stderr.splitlines() or ["pip gave no reason"])[-1]
-    if any(word in stderr for word in ("NewConnectionError", "NameResolution", "Max retries")):
-        return f"the package index cannot be reached ({text})"
+    if "No matching distribution" in stderr:  # also all that pip says at the end without a network
+        return f"the package index cannot be reached, or lacks it ({text})"
     return text
 
 

@@ -1,0 +1,75 @@
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.cli import keeper as keeper_module
+from paceline.cli.child import Child
+from paceline.cli.keeper import Keeper
+
+
+class Watched:
+    """One sleeping child under a keeper, and what the keeper said."""
+
+    def __init__(self, folder: Path, code: str = "import signal; signal.pause()") -> None:
+        command = [sys.executable, "-S", "-c", code]
+        self.child = Child("some", command, dict(os.environ), folder / "log", lambda: "")
+        self.said: list[str] = []
+        self.keeper = Keeper(lambda child: child.start(), lambda name, text: self.said.append(text))
+        self.child.start()
+
+    def wait_for(self, text: str) -> None:
+        deadline = time.monotonic() + 20
+        while not any(text in said for said in self.said):
+            assert time.monotonic() < deadline, self.said
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+    monkeypatch.setattr(keeper_module, "FIRST_BACKOFF_S", 0.05)
+    monkeypatch.setattr(keeper_module, "POLL_S", 0.02)
+    watched = Watched(tmp_path)
+    yield watched
+    watched.keeper.stop()
+    watched.child.end(0)
+
+
+def test_one_that_dies_is_reported_and_started_again(watched: Watched) -> None:
+    watched.keeper.start({"some": watched.child}, restart=True)
+    first = watched.child.pid
+    watched.child.send(signal.SIGKILL)
+    watched.wait_for("started again")
+    assert "was killed by SIGKILL; starting it again in 0.05 s" in watched.said[0]
+    assert watched.child.is_running
+    assert watched.child.pid != first
+    assert watched.keeper.num_restarts == 1
+
+
+def test_one_that_keeps_dying_is_started_less_and_less_often(watched: Watched) -> None:
+    watched.child.command = [sys.executable, "-S", "-c", "raise SystemExit(3)"]
+    watched.keeper.start({"some": watched.child}, restart=True)
+    watched.child.send(signal.SIGKILL)
+    for backoff_s in ("0.05", "0.1", "0.2"):
+        watched.wait_for(f"starting it again in {backoff_s} s")
+
+
+def test_without_restart_it_is_reported_once_and_stays_down(watched: Watched) -> None:
+    watched.keeper.start({"some": watched.child}, restart=False)
+    watched.child.send(signal.SIGKILL)
+    watched.wait_for("it stays down")
+    time.sleep(0.2)
+    assert not watched.child.is_running
+    assert len(watched.said) == 1
+
+
+def test_nothing_starts_after_stop(watched: Watched) -> None:
+    watched.keeper.start({"some": watched.child}, restart=True)
+    watched.keeper.stop()
+    watched.child.end(0)
+    time.sleep(0.2)
+    assert watched.said == []
