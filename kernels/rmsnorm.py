@@ -1,0 +1,16 @@
+"""Root mean square norm: x / sqrt(mean(x²) + epsilon) · weight, statistics in float32."""
+
+import torch
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """x [T, dim], weight [dim] → [T, dim] in the type of x, rounded before the weight."""
+    wide = x.float()
+    scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + epsilon)
+    return (wide * scale).to(x.dtype) * weight
+
+
+def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """The definition, row by row in float64."""
+    rows = [row / (row @ row / len(row) + epsilon) ** 0.5 for row in x.double()]
+    return (torch.stack(rows) * weight.double()).to(x.dtype)
