@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Installs the checkout, editable, with EXTRAS into .venv: scripts/install.sh demo,embedded
+# Says plainly what is missing on the machine.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+stop() {
+    echo "paceline: $1" >&2
+    exit 1
+}
+
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:-python3.11 python3 python3.12 python3.13}; do
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            echo "$candidate"
+            return
+        fi
+    done
+    stop "Python 3.11 or newer is missing (Debian: apt install python3 python3-venv python3-dev)"
+}
+
+make_venv() {
+    local python
+    python=$(find_python)
+    "$python" -c 'import ensurepip, venv' 2>/dev/null ||
+        stop "$python cannot make virtual environments (Debian: apt install python3-venv)"
+    echo "Making .venv with $("$python" --version)"
+    "$python" -m venv .venv || {
+        rm -rf .venv
+        stop "making .venv failed; is the disk full? $(df -h --output=avail . | tail -1) are free"
+    }
+}
+
+command -v "${CC:-cc}" >/dev/null || command -v gcc >/dev/null ||
+    stop "a C compiler is missing; it builds two small modules (Debian: apt install gcc)"
+[ -x .venv/bin/python ] || make_venv
+[ -f "$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ] ||
+    stop "Python.h is missing; the C modules need it (Debian: apt install python3-dev)"
+
+echo "Installing paceline[$1] into .venv"
+.venv/bin/python -m pip install --disable-pip-version-check --no-input \
+    --progress-bar "$([ -t 1 ] && echo on || echo off)" --quiet -c constraints.txt -e ".[$1]" || {
+    # Below 1 GiB the disk is the likely reason; pip says its own above.
+    free_kib=$(df --output=avail . | tail -1)
+    [ "$free_kib" -gt 1048576 ] || stop "installing failed: the disk is full ($free_kib KiB free)"
+    stop "installing failed; pip says why above. Run the same command again to go on"
+}
