@@ -23,3 +23,40 @@ ROUTER_WORKER_IN_FLIGHT = "paceline_router_worker_in_flight"  # by worker
 ROUTER_WORKER_LOST = "paceline_router_worker_lost_total"  # by reason
 ROUTER_TTFT_SECONDS = "paceline_router_ttft_seconds"
 ROUTER_TOKEN2_GAP_SECONDS = "paceline_router_token2_gap_seconds"
+
+# worker; the names of vLLM where the meaning is the same (label model_name)
+VLLM_RUNNING = "vllm:num_requests_running"
+VLLM_WAITING = "vllm:num_requests_waiting"
+VLLM_KV_USAGE = "vllm:kv_cache_usage_perc"
+VLLM_PREFIX_QUERIES = "vllm:prefix_cache_queries"  # tokens; counters end in _total
+VLLM_PREFIX_HITS = "vllm:prefix_cache_hits"
+VLLM_PREEMPTIONS = "vllm:num_preemptions"
+VLLM_PROMPT_TOKENS = "vllm:prompt_tokens"
+VLLM_GENERATION_TOKENS = "vllm:generation_tokens"
+WORKER_READY = "paceline_worker_ready"
+WORKER_INCARNATIONS = "paceline_worker_incarnations_total"
+WORKER_SLOTS = "paceline_worker_slots"
+WORKER_ROUTERS = "paceline_worker_router_streams"
+WORKER_PAGES = "paceline_worker_pages"  # by state
+TRANSFER_BYTES = "paceline_transfer_bytes_total"  # by transport; copied by this reader
+TRANSFER_SECONDS = "paceline_transfer_seconds_total"  # by transport
+TRANSFER_PIECES = "paceline_transfer_pieces_total"  # by transport
+TRANSFER_MISMATCHES = "paceline_transfer_mismatches_total"  # by transport
+TRANSFER_FAILURES = "paceline_transfer_failures_total"  # hand-offs that were not adopted
+MISMATCHES_REPORTED = "paceline_mismatches_reported_total"  # to this source by readers
+LEASES_ACTIVE = "paceline_leases_active"
+LEASES_PAGES = "paceline_leases_pages"
+LEASES_EXPIRED = "paceline_leases_expired_total"
+HANDOFFS_HELD = "paceline_handoffs_held"
+WORKER_REDIS_UP = "paceline_worker_redis_up"
+
+# gateway; the first block has vLLM's names, which routers and dashboards read
+TTFT = "vllm:time_to_first_token_seconds"
+INTER_TOKEN_LATENCY = "vllm:inter_token_latency_seconds"
+E2E_LATENCY = "vllm:e2e_request_latency_seconds"
+PROMPT_TOKENS = "vllm:prompt_tokens_total"
+GENERATION_TOKENS = "vllm:generation_tokens_total"
+REQUEST_SUCCESS = "vllm:request_success_total"  # choices, by finished_reason
+GATEWAY_ERRORS = "paceline_gateway_errors_total"  # by code
+GATEWAY_RUNNING = "paceline_gateway_running_requests"
+GATEWAY_DISCONNECTS = "paceline_gateway_client_disconnects_total"

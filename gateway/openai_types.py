@@ -1,7 +1,7 @@
 """Bodies of OpenAI's API, strictly typed. What is not listed is refused: a typo changes meaning.
 
-Fields of three kinds: served ones; harmless ones, accepted and ignored (_Ignored); and features that
-are not supported yet (_Unsupported), accepted only with the value that means "off".
+Fields of three kinds: served ones; harmless ones, accepted and ignored (_Ignored); and features
+that are not supported yet (_Unsupported), accepted only with the value that means "off".
 """
 
 from typing import Any, Literal

@@ -54,6 +54,10 @@ class TextModel:
             raise InvalidRequest("messages", "…", "this model has no chat template")
         return self._template.render(messages)
 
+    def is_only_special(self, token_ids: Sequence[int]) -> bool:
+        """Whether there is no text in `token_ids`."""
+        return self._special_ids.issuperset(token_ids)
+
     def detokenizer(self, prompt_ids: Sequence[int]) -> Detokenizer:
         """For one choice that continues `prompt_ids`."""
         if self._is_byte_level:
@@ -99,5 +103,3 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError("model", path.name, "must hold a JSON object")
     return content
-
-

@@ -1,0 +1,80 @@
+"""What every answer has: id, time, model, usage. Chat and completions fill in the rest."""
+
+import secrets
+import time
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import orjson
+
+from paceline.gateway.choice import Choice, Delta
+from paceline.gateway.generation import Generation
+
+SSE_DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """Made once a request; `kind` is the prefix of OpenAI's ids."""
+
+    kind: str
+    model: str
+    id: str = field(default_factory=lambda: secrets.token_hex(16))
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def fields(self, object_name: str) -> dict[str, Any]:
+        return {
+            "id": f"{self.kind}-{self.id}",
+            "object": object_name,
+            "created": self.created,
+            "model": self.model,
+        }
+
+    def sse_prefix(self, object_name: str) -> bytes:
+        """`data: {…` up to the choices: encoded once, the same in every frame."""
+        return b"data: " + orjson.dumps(self.fields(object_name))[:-1]
+
+
+class Answer(Protocol):
+    """Turns the deltas of one response into bytes; one object a response."""
+
+    def frames(self, choice: Choice, delta: Delta) -> bytes:
+        """SSE frames for one delta; empty when there is nothing to show yet."""
+        ...
+
+    def end(self, generation: Generation) -> bytes:
+        """The last SSE frames: usage if asked for, then [DONE]."""
+        ...
+
+    def collect(self, choice: Choice, delta: Delta) -> None:
+        """Keeps one delta for an answer in one piece."""
+        ...
+
+    def whole(self, generation: Generation) -> bytes:
+        """The answer in one piece."""
+        ...
+
+
+def usage(generation: Generation) -> dict[str, Any]:
+    prompt, output = generation.num_prompt_tokens, generation.num_output_tokens
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": output,
+        "total_tokens": prompt + output,
+        "prompt_tokens_details": {"cached_tokens": generation.num_cached_tokens},
+    }
+
+
+def usage_frame(prefix: bytes, generation: Generation) -> bytes:
+    body = orjson.dumps(usage(generation))
+    return prefix + b',"choices":[],"usage":' + body + b"}\n\n"
+
+
+def frame_tail(*, has_usage: bool) -> bytes:
+    """End of every frame but the last: with usage asked for, it is null until then."""
+    return b',"usage":null}\n\n' if has_usage else b"}\n\n"
+
+
+def timing(delta: Delta) -> bytes:
+    """When the engine emitted it: asked for by the header x-paceline-timing, for measurement."""
+    return b',"paceline":{"emitted_unix_us":%d}' % delta.emitted_unix_us

@@ -1,0 +1,91 @@
+"""Routes of the HTTP port, and OpenAI bodies for what no route answers."""
+
+import time
+
+import orjson
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from paceline.core.errors import PacelineError
+from paceline.gateway import chat, completions
+from paceline.gateway.endpoint import Endpoint
+from paceline.gateway.errors import body_of, http_error
+from paceline.gateway.serving import Serving
+from paceline.v1.control_pb2 import ModelInfo
+
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_CODES = {404: "not_found", 405: "method_not_allowed"}
+
+
+def make_app(serving: Serving) -> Starlette:
+    """The ASGI app over a Serving; tests drive it through a real server."""
+    pages = Pages(serving)
+    chat_endpoint = Endpoint(serving, chat.DECODER, chat.plan_chat)
+    completion_endpoint = Endpoint(serving, completions.DECODER, completions.plan_completion)
+    routes = [
+        Route("/v1/chat/completions", chat_endpoint, methods=["POST"]),
+        Route("/v1/completions", completion_endpoint, methods=["POST"]),
+        Route("/v1/models", pages.models),
+        Route("/v1/models/{name:path}", pages.model),
+        Route("/livez", pages.livez),
+        Route("/readyz", pages.readyz),
+        Route("/metrics", pages.metrics),
+    ]
+    app = Starlette(routes=routes, exception_handlers={HTTPException: _http_exception})
+    app.router.redirect_slashes = False
+    return app
+
+
+class Pages:
+    """The small GET endpoints."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+        self._created = int(time.time())
+
+    async def models(self, request: Request) -> Response:
+        data = [self._describe(model) for model in self._serving.models()]
+        return _json({"object": "list", "data": data})
+
+    async def model(self, request: Request) -> Response:
+        try:
+            return _json(self._describe(self._serving.model(request.path_params["name"])))
+        except PacelineError as error:
+            answer = http_error(error)
+            return Response(answer.body, answer.status, answer.headers, "application/json")
+
+    async def livez(self, request: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def readyz(self, request: Request) -> Response:
+        reasons = self._serving.reasons()
+        if reasons:
+            return PlainTextResponse("".join(f"{reason}\n" for reason in reasons), 503)
+        return PlainTextResponse("ok\n")
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self._serving.metrics.text(), media_type=_METRICS_TYPE)
+
+    def _describe(self, model: ModelInfo) -> dict[str, object]:
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "paceline",
+            "max_model_len": model.context_length,
+        }
+
+
+async def _http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = _CODES.get(error.status_code, "invalid_request")
+    message = f"{error.detail}: {request.method} {request.url.path[:200]}"
+    body = body_of(error.status_code, message, None, code)
+    return Response(body, error.status_code, error.headers, "application/json")
+
+
+def _json(content: dict[str, object]) -> Response:
+    return Response(orjson.dumps(content), media_type="application/json")

@@ -1,0 +1,104 @@
+"""POST /v1/chat/completions: messages through the model's template to one job."""
+
+from typing import Any
+
+import msgspec
+
+from paceline.core.errors import InvalidRequest
+from paceline.gateway.answer import AnswerHead
+from paceline.gateway.chat_answer import ChatAnswer
+from paceline.gateway.jobs import Job, make_prompt
+from paceline.gateway.openai_types import ChatMessage, ChatRequest, ContentPart
+from paceline.gateway.plans import Plan, answer_options, wishes_of
+from paceline.gateway.sampling_intake import (
+    checked_priority,
+    fit_context,
+    sampling_params,
+    stop_automata,
+)
+from paceline.gateway.serving import Serving
+
+DECODER = msgspec.json.Decoder(ChatRequest)
+
+
+async def plan_chat(serving: Serving, request: ChatRequest, *, has_timing: bool) -> Plan:
+    """Raises PacelineError; nothing has been sent to the router then."""
+    model = serving.model(request.model)
+    options = answer_options(request, has_timing=has_timing)
+    max_tokens = request.max_completion_tokens
+    if max_tokens is None:
+        max_tokens = request.max_tokens
+    wishes = wishes_of(request, max_tokens, _num_logprobs(request))
+    params = sampling_params(wishes, model)
+    stops = stop_automata(wishes.stop, serving.config.max_stop_strings)
+    priority = checked_priority(wishes.priority)
+    messages = _template_messages(request.messages, has_developer=serving.text.has_developer_role)
+
+    def encode() -> list[int]:
+        return serving.text.encode(serving.text.render(messages), is_rendered=True)
+
+    prompt = await make_prompt(encode, model, serving.config.secret)
+    params = fit_context(
+        params,
+        len(prompt.token_ids),
+        model,
+        prompt_field="messages",
+        default_max_tokens=None,
+        is_explicit=max_tokens is not None,
+    )
+    answer = ChatAnswer(
+        AnswerHead("chatcmpl", model.name),
+        params.n,
+        serving.text.token_bytes if params.num_logprobs >= 0 else None,
+        has_usage=options.has_usage,
+        has_timing=options.has_timing,
+    )
+    return Plan(model, [Job(model, prompt, params, stops, priority)], answer, bool(request.stream))
+
+
+def _num_logprobs(request: ChatRequest) -> int | None:
+    if request.logprobs:
+        return request.top_logprobs or 0
+    if request.top_logprobs:
+        reason = "is only allowed when logprobs is true"
+        raise InvalidRequest("top_logprobs", request.top_logprobs, reason)
+    return None
+
+
+def _template_messages(messages: list[ChatMessage], *, has_developer: bool) -> list[dict[str, Any]]:
+    """Messages as templates expect them: text content, roles that models know."""
+    if not messages:
+        raise InvalidRequest("messages", [], "must not be empty")
+    return [
+        _template_message(f"messages[{index}]", message, has_developer=has_developer)
+        for index, message in enumerate(messages)
+    ]
+
+
+def _template_message(field: str, message: ChatMessage, *, has_developer: bool) -> dict[str, Any]:
+    if message.role in ("tool", "function"):
+        raise InvalidRequest(f"{field}.role", message.role, "tools are not supported yet")
+    if message.tool_calls:
+        raise InvalidRequest(f"{field}.tool_calls", "…", "tools are not supported yet")
+    if message.function_call:
+        raise InvalidRequest(f"{field}.function_call", "…", "tools are not supported yet")
+    role: str = message.role
+    if role == "developer" and not has_developer:
+        role = "system"
+    content = {"role": role, "content": _text(f"{field}.content", message.content)}
+    return content if message.name is None else content | {"name": message.name}
+
+
+def _text(field: str, content: str | list[ContentPart] | None) -> str:
+    """Parts are joined by line ends: templates of text models expect one string."""
+    if isinstance(content, str):
+        return content
+    if not content:
+        raise InvalidRequest(field, content, "must be a string or a list of text parts")
+    texts = []
+    for index, part in enumerate(content):
+        if part.type != "text" or part.text is None:
+            reason = "only text parts are supported by this model"
+            raise InvalidRequest(f"{field}[{index}].type", part.type, reason)
+        texts.append(part.text)
+    return "\n".join(texts)

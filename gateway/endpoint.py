@@ -1,0 +1,145 @@
+"""One POST endpoint as a plain ASGI app: body in, answer or stream out, whoever ends first.
+
+Until the first token nothing is sent, so that any failure before it has its own HTTP status. After
+it, a failure is one SSE frame with the error, then [DONE]. A watcher ends the generation as soon as
+the client leaves, streaming or not.
+"""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Protocol, TypeVar
+
+import msgspec
+import structlog
+from starlette.types import Receive, Scope, Send
+
+from paceline.core.errors import Cancelled, EngineFailure, PacelineError
+from paceline.gateway.answer import SSE_DONE
+from paceline.gateway.body import decode, discard_body, read_body
+from paceline.gateway.errors import BodyTooLarge, error_body, http_error
+from paceline.gateway.generation import Generation
+from paceline.gateway.openai_types import SamplingFields
+from paceline.gateway.plans import Plan
+from paceline.gateway.replies import caller_id_header, send_body, send_start
+from paceline.gateway.serving import Serving
+
+R_contra = TypeVar("R_contra", bound=SamplingFields, contravariant=True)
+R = TypeVar("R", bound=SamplingFields)
+
+_DISCARD_BYTES, _DISCARD_S = 64 << 20, 5.0
+logger = structlog.stdlib.get_logger("paceline.gateway")
+
+
+class Planner(Protocol[R_contra]):
+    """What an API does with a decoded body."""
+
+    def __call__(
+        self, serving: Serving, request: R_contra, *, has_timing: bool
+    ) -> Awaitable[Plan]: ...
+
+
+class Endpoint:
+    """An instance, not a function: Starlette then passes scope, receive and send through."""
+
+    def __init__(
+        self, serving: Serving, decoder: "msgspec.json.Decoder[R]", plan: "Planner[R]"
+    ) -> None:
+        self._serving = serving
+        self._decoder = decoder
+        self._plan = plan
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(self._serving, scope, receive, send)
+        try:
+            with self._serving.admitted():
+                request = await self._read(scope, receive)
+                has_timing = exchange.header(b"x-paceline-timing") is not None
+                plan = await self._plan(self._serving, request, has_timing=has_timing)  # type: ignore[arg-type]
+                await exchange.run(plan)
+        except PacelineError as error:
+            await exchange.fail(error)
+        except Exception:  # the edge of the process: the caller gets no traceback
+            logger.exception("request_failed")
+            await exchange.fail(EngineFailure("internal error"))
+
+    async def _read(self, scope: Scope, receive: Receive) -> SamplingFields:
+        config = self._serving.config
+        body = await read_body(scope, receive, config.max_body_bytes, config.read_timeout_s)
+        return decode(self._decoder, body)
+
+
+class Exchange:
+    """A request and its answer on one connection."""
+
+    def __init__(self, serving: Serving, scope: Scope, receive: Receive, send: Send) -> None:
+        self._serving = serving
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._is_started = False
+
+    def header(self, name: bytes) -> bytes | None:
+        for key, value in self._scope["headers"]:
+            if key == name:
+                return bytes(value)
+        return None
+
+    async def run(self, plan: Plan) -> None:
+        abort = self._scope.get("state", {}).get("abort", lambda: None)
+        generation = self._serving.generation(plan.model, abort)
+        watcher = asyncio.create_task(self._watch(generation), name="disconnect-watcher")
+        try:
+            generation.submit(plan.jobs, self._serving.config.request_timeout_s)
+            await (self._stream if plan.is_stream else self._whole)(plan, generation)
+        finally:
+            generation.close()
+            watcher.cancel()
+
+    async def fail(self, error: PacelineError) -> None:
+        """The error as an answer, or as the last frame of a stream that has begun."""
+        self._serving.metrics.errors.labels(error.code.value).inc()
+        if self._is_started:
+            frames = b"data: " + error_body(error) + b"\n\n" + SSE_DONE
+            await send_body(self._send, frames, more=False)
+            return
+        answer = http_error(error)
+        is_unread = isinstance(error, BodyTooLarge)
+        headers = self._headers() + [(k.encode(), v.encode()) for k, v in answer.headers.items()]
+        if is_unread:
+            headers.append((b"connection", b"close"))
+        await send_start(self._send, answer.status, headers, len(answer.body))
+        await send_body(self._send, answer.body, more=is_unread)
+        if is_unread:
+            await discard_body(self._receive, _DISCARD_BYTES, _DISCARD_S)
+            await send_body(self._send, b"", more=False)
+
+    async def _stream(self, plan: Plan, generation: Generation) -> None:
+        """One write a step. The status goes out with the first token."""
+        answer = plan.answer
+        while not generation.done:
+            frames = [answer.frames(*item) for item in await generation.step()]
+            if not self._is_started:
+                self._is_started = True
+                await send_start(self._send, 200, self._headers(), None)
+            if generation.done:
+                frames.append(answer.end(generation))
+            if body := b"".join(frames):
+                await send_body(self._send, body, more=not generation.done)
+
+    async def _whole(self, plan: Plan, generation: Generation) -> None:
+        while not generation.done:
+            for choice, delta in await generation.step():
+                plan.answer.collect(choice, delta)
+        body = plan.answer.whole(generation)
+        await send_start(self._send, 200, self._headers(), len(body))
+        await send_body(self._send, body, more=False)
+
+    async def _watch(self, generation: Generation) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        if not generation.done:
+            self._serving.metrics.disconnects.inc()
+            generation.fail(Cancelled("the client left"))
+
+    def _headers(self) -> list[tuple[bytes, bytes]]:
+        return [caller_id_header(self.header(b"x-request-id"))]

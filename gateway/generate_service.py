@@ -1,0 +1,125 @@
+"""The public gRPC Generate: the same checks, the same generation, messages instead of SSE."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+import structlog
+
+from paceline.core.errors import EngineFailure, InvalidRequest, PacelineError
+from paceline.gateway.choice import Choice, Delta
+from paceline.gateway.completions import completion_prompt, fit_completion
+from paceline.gateway.errors import abort
+from paceline.gateway.generation import Generation
+from paceline.gateway.jobs import Job
+from paceline.gateway.sampling_intake import (
+    SamplingWishes,
+    checked_priority,
+    sampling_params,
+    stop_automata,
+)
+from paceline.gateway.serving import Serving
+from paceline.rpc.convert import finish_to_proto
+from paceline.v1.control_pb2 import ModelInfo
+from paceline.v1.generate_pb2 import GenerateRequest, GenerateResponse
+from paceline.v1.generate_pb2_grpc import GenerateServiceServicer
+
+_Context = grpc.aio.ServicerContext[GenerateRequest, GenerateResponse]
+logger = structlog.stdlib.get_logger("paceline.gateway")
+
+
+class GenerateService(GenerateServiceServicer):
+    """A call that the client cancels is cancelled here by gRPC, and upstream by `close`."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+
+    async def Generate(
+        self, request: GenerateRequest, context: _Context
+    ) -> AsyncIterator[GenerateResponse]:
+        try:
+            with self._serving.admitted():
+                async for response in self._generate(request, context):
+                    yield response
+        except PacelineError as error:
+            self._serving.metrics.errors.labels(error.code.value).inc()
+            await abort(context, error)
+        except Exception:  # the edge of the process: the caller gets no traceback
+            logger.exception("request_failed")
+            await abort(context, EngineFailure("internal error"))
+
+    async def _generate(
+        self, request: GenerateRequest, context: _Context
+    ) -> AsyncIterator[GenerateResponse]:
+        job = await self._job(request)
+        task = asyncio.current_task()
+        assert task is not None
+        generation = self._serving.generation(job.model, task.cancel)
+        try:
+            generation.submit([job], self._budget_s(context))
+            while not generation.done:
+                for choice, delta in await generation.step():
+                    if delta.token_ids or delta.text or delta.finish:
+                        yield _response(generation, choice, delta)
+        finally:
+            generation.close()
+
+    async def _job(self, request: GenerateRequest) -> Job:
+        model = self._model(request.model)
+        wishes = _wishes(request)
+        params = sampling_params(wishes, model)
+        stops = stop_automata(wishes.stop, self._serving.config.max_stop_strings)
+        priority = checked_priority(wishes.priority)
+        tokens = list(request.tokens.ids)
+        content = tokens if request.WhichOneof("prompt") == "tokens" else request.text
+        prompt = await completion_prompt(self._serving, content, model)
+        is_explicit = wishes.max_tokens is not None
+        params = fit_completion(params, prompt, model, is_explicit=is_explicit)
+        return Job(model, prompt, params, stops, priority)
+
+    def _model(self, name: str) -> ModelInfo:
+        """An empty name means the only model."""
+        models = self._serving.models()
+        if not name and len(models) == 1:
+            return models[0]
+        if not name and models:
+            raise InvalidRequest("model", name, "name one: several are served")
+        return self._serving.model(name)
+
+    def _budget_s(self, context: _Context) -> float:
+        """The call's deadline, within the gateway's own."""
+        remaining_s = context.time_remaining()
+        limit_s = self._serving.config.request_timeout_s
+        return limit_s if remaining_s is None else max(0.001, min(limit_s, remaining_s))
+
+
+def _wishes(request: GenerateRequest) -> SamplingWishes:
+    def given(name: str) -> bool:
+        return request.HasField(name)
+
+    return SamplingWishes(
+        max_tokens=request.max_tokens if given("max_tokens") else None,
+        min_tokens=request.min_tokens,
+        temperature=request.temperature if given("temperature") else None,
+        top_k=request.top_k,
+        top_p=request.top_p if given("top_p") else None,
+        seed=request.seed if given("seed") else None,
+        n=request.n if given("n") else None,
+        stop=tuple(request.stop),
+        stop_token_ids=tuple(request.stop_token_ids),
+        ignore_eos=request.ignore_eos,
+        num_logprobs=request.num_logprobs if given("num_logprobs") else None,
+        priority=request.priority,
+    )
+
+
+def _response(generation: Generation, choice: Choice, delta: Delta) -> GenerateResponse:
+    return GenerateResponse(
+        choice=choice.index,
+        text=delta.text,
+        token_ids=delta.token_ids,
+        logprobs=delta.logprobs,
+        finish=finish_to_proto(delta.finish),
+        num_prompt_tokens=generation.num_prompt_tokens,
+        num_cached_tokens=generation.num_cached_tokens,
+    )

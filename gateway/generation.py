@@ -1,0 +1,149 @@
+"""One response while it is produced: its jobs at the router, its choices, its end.
+
+Whoever ends first (stop string, router, client, deadline, error) ends it everywhere: `close`
+cancels whatever still runs upstream, and is always called.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from paceline.core.errors import DeadlineExceeded, EngineFailure, PacelineError
+from paceline.core.finish import FinishReason
+from paceline.gateway.choice import Choice, Delta
+from paceline.gateway.jobs import Job, token_request
+from paceline.gateway.mailbox import Mailbox
+from paceline.gateway.metrics import ModelMetrics, now_s
+from paceline.gateway.router_client import RouterClient
+from paceline.gateway.tokenizer import TextModel
+from paceline.v1.common_pb2 import Emission
+
+
+class _Running:
+    """A job's slot at the router."""
+
+    __slots__ = ("choices", "num_cached", "num_live")
+
+    def __init__(self, choices: list[Choice]) -> None:
+        self.choices = choices
+        self.num_live = len(choices)
+        self.num_cached = 0
+
+
+class Generation:
+    """Submit, step until `done`, close. Not shared between tasks, but `fail` may come from any."""
+
+    def __init__(
+        self,
+        router: RouterClient,
+        text: TextModel,
+        metrics: ModelMetrics,
+        max_pending: int,
+        on_overflow: Callable[[], object],
+    ) -> None:
+        self._router = router
+        self._text = text
+        self._metrics = metrics
+        self._mailbox = Mailbox(max_pending, on_overflow)
+        self._running: dict[int, _Running] = {}
+        self._all: list[_Running] = []
+        self._started_s = now_s()
+        self._deadline: asyncio.TimerHandle | None = None
+        self.num_prompt_tokens = 0
+
+    def submit(self, jobs: Sequence[Job], budget_s: float) -> None:
+        """Sends all jobs. Raises Unavailable or Overloaded; close() takes back what was sent."""
+        loop = asyncio.get_running_loop()
+        error = DeadlineExceeded(f"not finished within {budget_s:g} s")
+        self._deadline = loop.call_later(budget_s, self.fail, error)
+        for job in jobs:
+            running = _Running(self._choices(job))
+            slot = self._router.submit(token_request(job, budget_s), self._mailbox)
+            self._running[slot] = running
+            self._all.append(running)
+            self.num_prompt_tokens += len(job.prompt.token_ids)
+        self._metrics.prompt_tokens.inc(self.num_prompt_tokens)
+
+    async def step(self) -> list[tuple[Choice, Delta]]:
+        """What arrived since the last call, maybe nothing. Raises how the request failed."""
+        deltas = []
+        for emission in await self._mailbox.next():
+            running = self._running.get(emission.slot)
+            if running is None:
+                continue  # ended here; the router did not know yet
+            choice = self._choice_of(running, emission)
+            if choice.finish is None:
+                self._observe(choice, running, emission)
+                deltas.append((choice, choice.push(emission)))
+                if choice.finish is not None:
+                    self._end_choice(running, emission, choice.finish)
+        return deltas
+
+    def fail(self, error: PacelineError) -> None:
+        """Ends the generation at once: the client left, or time is up."""
+        self._mailbox.fail(error, drop_pending=True)
+
+    def close(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        for slot in self._running:
+            self._router.cancel(slot)
+        self._count_end()
+        self._running.clear()
+
+    @property
+    def done(self) -> bool:
+        return not self._running
+
+    @property
+    def num_cached_tokens(self) -> int:
+        return sum(running.num_cached for running in self._all)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(choice.num_tokens for running in self._all for choice in running.choices)
+
+    def _choices(self, job: Job) -> list[Choice]:
+        end_ids = self._text.eos_token_ids | set(job.params.stop_token_ids)
+        return [
+            Choice(
+                job.first_choice + index,
+                self._text.detokenizer(job.prompt.token_ids),
+                job.stops,
+                job.params.min_tokens,
+                end_ids,
+            )
+            for index in range(job.params.n)
+        ]
+
+    def _choice_of(self, running: _Running, emission: Emission) -> Choice:
+        if emission.choice >= len(running.choices):
+            raise EngineFailure(f"choice {emission.choice} was never asked for")
+        return running.choices[emission.choice]
+
+    def _end_choice(self, running: _Running, emission: Emission, finish: FinishReason) -> None:
+        self._metrics.choice_ended(finish)
+        running.num_live -= 1
+        is_known_upstream = bool(emission.finish)
+        if running.num_live == 0:
+            del self._running[emission.slot]
+            end = self._router.forget if is_known_upstream else self._router.cancel
+            end(emission.slot)
+        elif not is_known_upstream:  # a stop string: only gateways know text
+            self._router.cancel(emission.slot, [emission.choice])
+
+    def _observe(self, choice: Choice, running: _Running, emission: Emission) -> None:
+        now = now_s()
+        if choice.num_tokens == 0:
+            running.num_cached = max(running.num_cached, emission.num_cached_tokens)
+            self._metrics.ttft.observe(now - self._started_s)
+        else:
+            self._metrics.inter_token.observe(now - choice.last_emission_s)
+        choice.last_emission_s = now
+
+    def _count_end(self) -> None:
+        for running in self._running.values():
+            for choice in running.choices:
+                if choice.finish is None:
+                    self._metrics.choice_ended(FinishReason.CANCELLED)
+        self._metrics.generation_tokens.inc(self.num_output_tokens)
+        self._metrics.e2e.observe(now_s() - self._started_s)

@@ -1,0 +1,54 @@
+"""The gRPC port: GenerateService, health that follows readiness, reflection."""
+
+from grpc_health.v1 import _async as _aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from paceline.core.errors import ConfigError
+from paceline.gateway.config import GatewayConfig
+from paceline.gateway.generate_service import GenerateService
+from paceline.gateway.serving import Serving
+from paceline.rpc.channel import make_server
+from paceline.v1 import generate_pb2
+from paceline.v1.generate_pb2_grpc import add_GenerateServiceServicer_to_server
+
+_SERVICE = generate_pb2.DESCRIPTOR.services_by_name["GenerateService"].full_name
+
+
+class GrpcServer:
+    """Start, follow readiness, stop. Raises ConfigError naming a port that is taken."""
+
+    def __init__(self, serving: Serving, config: GatewayConfig) -> None:
+        self._config = config
+        self._server = make_server()
+        self._health = _aio.HealthServicer()
+        add_GenerateServiceServicer_to_server(  # type: ignore[no-untyped-call]
+            GenerateService(serving), self._server
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = (_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+        self.port = self._bind()
+
+    async def start(self) -> None:
+        await self.set_ready(False)
+        await self._server.start()
+
+    async def set_ready(self, is_ready: bool) -> None:
+        status = health_pb2.HealthCheckResponse.ServingStatus
+        value = status.SERVING if is_ready else status.NOT_SERVING
+        for name in ("", _SERVICE):
+            await self._health.set(name, value)
+
+    async def stop(self) -> None:
+        """Stops accepting, lets running calls end within the drain timeout, cuts the rest."""
+        await self._server.stop(self._config.drain_timeout_s)
+
+    def _bind(self) -> int:
+        host, port = self._config.host, self._config.grpc_port
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            return self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            reason = f"cannot listen on {host}: is it taken?"
+            raise ConfigError("grpc_port", port, reason) from error

@@ -1,0 +1,63 @@
+"""A checked request in tokens, ready to be sent to a router."""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from paceline.core.keys import chain_keys, root_key, tenant_salt
+from paceline.core.sampling import SamplingParams
+from paceline.gateway.stop_strings import StopAutomaton
+from paceline.rpc.convert import sampling_to_proto
+from paceline.v1.common_pb2 import TokenRequest
+from paceline.v1.control_pb2 import ModelInfo
+
+DEFAULT_TENANT = "default"  # until callers are told apart
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    token_ids: list[int]
+    root_key: bytes
+    block_keys: bytes  # 32 bytes a full block
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One prompt with its n choices; `first_choice` is where they stand in the response."""
+
+    model: ModelInfo
+    prompt: Prompt
+    params: SamplingParams
+    stops: tuple[StopAutomaton, ...]
+    priority: int = 0
+    first_choice: int = 0
+
+
+async def make_prompt(encode: Callable[[], list[int]], model: ModelInfo, secret: str) -> Prompt:
+    """Tokenises and hashes in a thread: both leave the event loop free for whatever length."""
+
+    def make() -> Prompt:
+        token_ids = encode()
+        salt = tenant_salt(secret.encode(), DEFAULT_TENANT)
+        root = root_key(model.content_digest, salt)
+        return Prompt(token_ids, root, b"".join(chain_keys(root, token_ids)))
+
+    return await asyncio.to_thread(make)
+
+
+def token_request(job: Job, budget_s: float) -> TokenRequest:
+    """The message to the router, under a random id: a caller's own id never travels."""
+    return TokenRequest(
+        request_id=secrets.token_hex(16),
+        model=job.model.name,
+        tenant=DEFAULT_TENANT,
+        root_key=job.prompt.root_key,
+        token_ids=job.prompt.token_ids,
+        num_prompt_tokens=len(job.prompt.token_ids),
+        sampling=sampling_to_proto(job.params),
+        choices=range(job.params.n),
+        priority=job.priority,
+        budget_ms=min(round(budget_s * 1000), 2**32 - 1),
+        block_keys=job.prompt.block_keys,
+    )

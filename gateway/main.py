@@ -1,0 +1,83 @@
+"""`paceline gateway`: start, ready, drain, stop."""
+
+import asyncio
+import gc
+import signal
+import sys
+
+import uvloop
+
+from paceline.core import logs
+from paceline.gateway.app import make_app
+from paceline.gateway.config import GatewayConfig
+from paceline.gateway.grpc_server import GrpcServer
+from paceline.gateway.http_server import HttpServer
+from paceline.gateway.serving import Serving
+
+_SWITCH_INTERVAL_S = 0.001  # a thread that renders a template may hold the loop up that long
+
+
+class GatewayServer:
+    """Both ports over one Serving. start() → (router attaches: ready) → drain() → stop()."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self.serving = Serving(config)
+        self._http = HttpServer(make_app(self.serving), config)
+        self._grpc = GrpcServer(self.serving, config)
+        self._health_updates: set[asyncio.Task[None]] = set()
+
+    @property
+    def port(self) -> int:
+        return self._http.port
+
+    @property
+    def grpc_port(self) -> int:
+        return self._grpc.port
+
+    async def start(self) -> None:
+        """Listens, then looks for a router; readiness tells when it has one."""
+        await self._grpc.start()
+        await self._http.start()
+        self.serving.on_change = self._update_health
+        self.serving.router.start()
+
+    async def drain(self) -> None:
+        """Takes no new requests; running ones end, within the drain timeout."""
+        self.serving.is_draining = True
+        self._update_health()
+        await asyncio.gather(self._http.stop(), self._grpc.stop())
+
+    async def stop(self) -> None:
+        await self.serving.router.stop()
+        await asyncio.gather(*self._health_updates)
+
+    def _update_health(self) -> None:
+        is_ready = not self.serving.reasons()
+        update = asyncio.get_running_loop().create_task(self._grpc.set_ready(is_ready))
+        self._health_updates.add(update)
+        update.add_done_callback(self._health_updates.discard)
+
+
+def run(config: GatewayConfig) -> int:
+    """Blocks until SIGTERM or SIGINT, drains, returns 0. Raises ConfigError."""
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(config))
+
+
+async def _serve(config: GatewayConfig) -> int:
+    logger = logs.configure("gateway")
+    asked_to_stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signal_number, asked_to_stop.set)
+    server = GatewayServer(config)
+    await server.start()
+    gc.freeze()  # what start-up made stays: no need to look at it again
+    logger.info("listening", host=config.host, port=server.port, grpc_port=server.grpc_port)
+    await asked_to_stop.wait()
+    logger.info("draining", timeout_s=config.drain_timeout_s)
+    await server.drain()
+    await server.stop()
+    logger.info("stopped")
+    return 0

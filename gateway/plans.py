@@ -1,0 +1,58 @@
+"""From a decoded request to jobs and the shape of the answer: what differs between the APIs."""
+
+from dataclasses import dataclass
+
+from paceline.core.errors import InvalidRequest
+from paceline.gateway.answer import Answer
+from paceline.gateway.jobs import Job
+from paceline.gateway.openai_types import SamplingFields
+from paceline.gateway.sampling_intake import SamplingWishes
+from paceline.v1.control_pb2 import ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All that is needed to run and answer a request."""
+
+    model: ModelInfo
+    jobs: list[Job]
+    answer: Answer
+    is_stream: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """What the caller wants to see, beside the text."""
+
+    has_usage: bool
+    has_timing: bool
+
+
+def answer_options(request: SamplingFields, *, has_timing: bool) -> AnswerOptions:
+    """Raises InvalidRequest for stream options without a stream, as OpenAI does."""
+    if request.stream_options is not None and not request.stream:
+        reason = "is only allowed when stream is true"
+        raise InvalidRequest("stream_options", "…", reason)
+    options = request.stream_options
+    return AnswerOptions(bool(options and options.include_usage), has_timing)
+
+
+def wishes_of(
+    request: SamplingFields, max_tokens: int | None, num_logprobs: int | None
+) -> SamplingWishes:
+    """The shared fields of an OpenAI body in the gateway's words."""
+    stop = request.stop or ()
+    return SamplingWishes(
+        max_tokens=max_tokens,
+        min_tokens=request.min_tokens,
+        temperature=request.temperature,
+        top_k=request.top_k,
+        top_p=request.top_p,
+        seed=request.seed,
+        n=request.n,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        stop_token_ids=tuple(request.stop_token_ids or ()),
+        ignore_eos=bool(request.ignore_eos),
+        num_logprobs=num_logprobs,
+        priority=request.priority,
+    )

@@ -1,0 +1,101 @@
+"""What HTTP and gRPC share in one process: the text model, the router, admission, readiness."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import structlog
+
+from paceline.core.errors import ModelNotFound, Overloaded, Unavailable, shown
+from paceline.gateway.config import GatewayConfig
+from paceline.gateway.generation import Generation
+from paceline.gateway.metrics import GatewayMetrics
+from paceline.gateway.router_client import RouterClient
+from paceline.gateway.tokenizer import TextModel
+from paceline.v1.control_pb2 import ModelInfo
+
+logger = structlog.stdlib.get_logger("paceline.gateway")
+_RETRY_AFTER_S = 1.0
+
+
+class Serving:
+    """Created once a process. Raises ConfigError if the model directory cannot be served."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self.config = config
+        self.text = TextModel(config)
+        self.metrics = GatewayMetrics()
+        self.router = RouterClient(config.router, self._changed)
+        self.is_draining = False
+        self.on_change: Callable[[], None] = lambda: None
+        self._num_running = 0
+        self._reported: list[str] = []
+
+    def reasons(self) -> list[str]:
+        """Why this gateway is not ready; empty when it is."""
+        if self.is_draining:
+            return ["draining"]
+        if not self.router.is_attached:
+            return ["no router is reachable: " + ", ".join(self.config.router)]
+        if self.models():
+            return []
+        foreign = ", ".join(model.name for model in self._wanted())
+        if foreign:
+            return [f"tokenizer or chat template differs from that of the workers of {foreign}"]
+        return ["the router knows no model yet"]
+
+    def models(self) -> list[ModelInfo]:
+        """Models that can be served: their tokenizer and template are this gateway's."""
+        return [model for model in self._wanted() if self._is_ours(model)]
+
+    def model(self, name: str) -> ModelInfo:
+        """Raises ModelNotFound, or Unavailable while it is not known which models there are."""
+        for model in self._wanted():
+            if model.name == name:
+                if self._is_ours(model):
+                    return model
+                raise Unavailable(
+                    "the model's workers have another tokenizer or chat template than the gateway",
+                    retry_after_s=_RETRY_AFTER_S,
+                )
+        if not self.router.models:
+            raise Unavailable("no model is being served yet", retry_after_s=_RETRY_AFTER_S)
+        raise ModelNotFound(f"The model {shown(name)} does not exist.", field="model")
+
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """Counts a request in. Raises Overloaded at the bound and Unavailable while draining."""
+        if self.is_draining:
+            raise Unavailable("the gateway is shutting down", retry_after_s=_RETRY_AFTER_S)
+        if self._num_running >= self.config.max_concurrent_requests:
+            message = f"{self._num_running} requests are being served already"
+            raise Overloaded(message, retry_after_s=_RETRY_AFTER_S)
+        self._num_running += 1
+        self.metrics.running.set(self._num_running)
+        try:
+            yield
+        finally:
+            self._num_running -= 1
+            self.metrics.running.set(self._num_running)
+
+    def generation(self, model: ModelInfo, on_overflow: Callable[[], object]) -> Generation:
+        return Generation(
+            self.router,
+            self.text,
+            self.metrics.for_model(model.name),
+            self.config.max_pending_emissions,
+            on_overflow,
+        )
+
+    def _wanted(self) -> list[ModelInfo]:
+        wanted = self.config.model_name
+        return [m for m in self.router.models.values() if not wanted or m.name == wanted]
+
+    def _is_ours(self, model: ModelInfo) -> bool:
+        return model.serving_digest == self.text.digest
+
+    def _changed(self) -> None:
+        reasons = self.reasons()
+        if reasons != self._reported:
+            self._reported = reasons
+            logger.info("readiness", ready=not reasons, reasons=reasons)
+        self.on_change()
