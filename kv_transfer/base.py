@@ -12,6 +12,8 @@ Names, pins and leases are not here: they are calls of KvTransferService. A conn
 numbers that the caller has pinned at the source and fenced at the destination.
 
 What blocks: `connect` and `read` block the calling thread, never longer than their deadline.
+Which pages: a page that the source does not have is `KvUnavailable`, checked at the source too; a
+destination page outside the local pool is our own bug, an IndexError.
 What a failure leaves: a `read` that raises may have written any part of the destination pages of
 its piece, and writes nothing more after it has raised. Nothing at the source needs freeing.
 What a dead peer looks like: `PeerGone` within the deadline, at once where the transport knows;
@@ -64,7 +66,7 @@ class Link(Protocol):
     def read(self, piece: Piece, timeout_s: float) -> CellSums:
         """Copies `piece` and returns the sums of what lies in the destination.
 
-        Raises PeerGone (dead, closed, silent past `timeout_s`).
+        Raises PeerGone (dead, closed, silent past `timeout_s`), KvUnavailable (no such page).
         """
         ...
 
@@ -89,3 +91,27 @@ class LocalPool:
     group: PageGroup
     num_pages: int
     fd: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class TransportSettings:
+    """What a source and the readers of this process need beside the pool."""
+
+    incarnation: str  # of the local pool; a source is asked for it by every reader
+    host: str = "127.0.0.1"  # a listening source binds to it
+    advertised_host: str = ""  # under which readers reach it; empty: `host`
+    secret: bytes = b""  # the deployment's; strangers without it are refused
+
+
+class Transport(Protocol):
+    """What a transport's module offers the registry."""
+
+    def make_source(self, pool: LocalPool, settings: TransportSettings) -> Source:
+        """Raises ConfigError when this pool cannot be exported this way."""
+        ...
+
+    def make_reader(self, pool: LocalPool, settings: TransportSettings) -> Reader: ...
+
+    def why_unreachable(self, address: bytes) -> str:
+        """Why a reader in this process cannot use `address`; empty when it can. Does not wait."""
+        ...

@@ -1,0 +1,52 @@
+"""What a link has done so far, and how much of it fits in one piece."""
+
+import threading
+from dataclasses import dataclass
+
+from paceline.core.kv_layout import PAGE_TOKENS, PageGroup
+from paceline.kv_transfer.base import Piece
+
+PIECE_SECONDS = 0.020  # a cancel waits for one piece
+_FIRST_GUESS = 200e6  # bytes per second: a slow network, so that the first piece is short
+_WEIGHT = 0.5  # of the newest piece
+_MAX_GROWTH = 8.0  # a piece never trusts more than this over the last estimate
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFigures:
+    num_bytes: int
+    num_pieces: int
+    num_mismatches: int  # pages that did not arrive as promised
+    seconds: float  # spent in reads, of all threads together
+    bytes_per_second: float  # current estimate
+
+
+class LinkStatistics:
+    """One a link, shared by all pulls over it. Thread-safe."""
+
+    def __init__(self, group: PageGroup) -> None:
+        self._group = group
+        self._lock = threading.Lock()
+        self._figures = LinkFigures(0, 0, 0, 0.0, _FIRST_GUESS)
+
+    @property
+    def figures(self) -> LinkFigures:
+        return self._figures
+
+    def pages_per_piece(self) -> int:
+        num_bytes = int(self._figures.bytes_per_second * PIECE_SECONDS)
+        return max(1, num_bytes // self._group.page_bytes)
+
+    def add_piece(self, piece: Piece, seconds: float, num_mismatches: int) -> None:
+        num_tokens = PAGE_TOKENS if piece.num_tokens is None else piece.num_tokens
+        num_bytes = len(piece.source_pages) * self._group.page_bytes * num_tokens // PAGE_TOKENS
+        with self._lock:
+            old = self._figures
+            rate = min(num_bytes / max(seconds, 1e-9), old.bytes_per_second * _MAX_GROWTH)
+            self._figures = LinkFigures(
+                num_bytes=old.num_bytes + num_bytes,
+                num_pieces=old.num_pieces + 1,
+                num_mismatches=old.num_mismatches + num_mismatches,
+                seconds=old.seconds + seconds,
+                bytes_per_second=(1 - _WEIGHT) * old.bytes_per_second + _WEIGHT * rate,
+            )

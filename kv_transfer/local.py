@@ -1,0 +1,84 @@
+"""Transport `local`: source and reader in one process. The first that tests use."""
+
+import os
+import secrets
+from dataclasses import dataclass, field
+
+from paceline.core.errors import PeerGone
+from paceline.kernels.pages import copy_pages
+from paceline.kv_transfer.base import CellSums, LocalPool, Piece, TransportSettings
+from paceline.kv_transfer.geometry import check_geometry, check_source_pages, geometry_of
+
+_sources: dict[bytes, "LocalSource"] = {}  # started and not closed, by address
+
+
+@dataclass(slots=True)
+class LocalSource:
+    """Exports a pool to readers of this process."""
+
+    pool: LocalPool
+    transport: str = "local"
+    _token: bytes = field(default_factory=lambda: f"{os.getpid()}-{secrets.token_hex(8)}".encode())
+
+    def start(self) -> None:
+        _sources[self._token] = self
+
+    def address(self) -> bytes:
+        return self._token
+
+    def close(self) -> None:
+        _sources.pop(self._token, None)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalLink:
+    address: bytes
+    source_pool: LocalPool
+    pool: LocalPool
+    transport: str = "local"
+
+    def read(self, piece: Piece, timeout_s: float) -> CellSums:
+        check_source_pages(piece.source_pages, self.source_pool.num_pages)
+        self._check_alive()
+        sums = copy_pages(
+            self.pool.memory,
+            self.source_pool.memory,
+            piece.destination_pages,
+            piece.source_pages,
+            self.pool.group,
+            piece.num_tokens,
+        )
+        self._check_alive()
+        return sums
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _check_alive(self) -> None:
+        if self.address not in _sources:
+            raise PeerGone("the source closed")
+
+
+@dataclass(frozen=True, slots=True)
+class LocalReader:
+    pool: LocalPool
+    transport: str = "local"
+
+    def connect(self, address: bytes, timeout_s: float) -> LocalLink:
+        source = _sources.get(address)
+        if source is None:
+            raise PeerGone("no such source in this process")
+        check_geometry(geometry_of(self.pool), geometry_of(source.pool))
+        return LocalLink(address, source.pool, self.pool)
+
+
+def make_source(pool: LocalPool, settings: TransportSettings) -> LocalSource:
+    return LocalSource(pool)
+
+
+def make_reader(pool: LocalPool, settings: TransportSettings) -> LocalReader:
+    return LocalReader(pool)
+
+
+def why_unreachable(address: bytes) -> str:
+    return "" if address in _sources else "the source lives in another process"

@@ -1,0 +1,97 @@
+"""Source of shm: hands out the pool's descriptor and keeps connections open as a sign of life."""
+
+import os
+import secrets
+import selectors
+import socket
+import struct
+import threading
+from typing import cast
+
+import msgspec
+
+from paceline.core.errors import ConfigError
+from paceline.kv_transfer.base import LocalPool
+from paceline.kv_transfer.geometry import geometry_of
+from paceline.kv_transfer.host import host_identity
+from paceline.kv_transfer.pool_memory import has_fixed_size
+from paceline.kv_transfer.shm_wire import VERSION, ShmAddress, ShmHello
+
+MAX_CONNECTIONS = 256
+_CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
+
+
+class ShmSource:
+    """One thread answers all readers; it never waits for one of them."""
+
+    transport = "shm"
+
+    def __init__(self, pool: LocalPool, incarnation: str) -> None:
+        if pool.fd < 0 or not has_fixed_size(pool.fd):
+            raise ConfigError("transport", "shm", "needs a pool in a memfd of sealed size")
+        self._hello = msgspec.msgpack.encode(ShmHello(VERSION, incarnation, geometry_of(pool)))
+        name = f"\0paceline-kv-{secrets.token_hex(16)}"
+        self._address = ShmAddress(host_identity(), name, incarnation)
+        self._fd = os.open(f"/proc/self/fd/{pool.fd}", os.O_RDONLY | os.O_CLOEXEC)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._wake, self._woken = socket.socketpair()
+        self._thread = threading.Thread(target=self._serve, name="shm-source", daemon=True)
+
+    def start(self) -> None:
+        self._listener.setblocking(False)
+        self._listener.bind(self._address.socket_name)
+        self._listener.listen(MAX_CONNECTIONS)
+        self._thread.start()
+
+    def address(self) -> bytes:
+        return msgspec.msgpack.encode(self._address)
+
+    def close(self) -> None:
+        """Readers see PeerGone from now on; those who have the pool mapped keep the mapping."""
+        self._wake.close()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._listener.close()
+        self._woken.close()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _serve(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._listener, selectors.EVENT_READ)
+            selector.register(self._woken, selectors.EVENT_READ)
+            while self._woken not in (ready := _wait(selector)):
+                for connection in ready:
+                    if connection is self._listener:
+                        self._greet(selector)
+                    else:  # a reader has nothing to say: it left
+                        selector.unregister(connection)
+                        connection.close()
+            for key in list(selector.get_map().values()):
+                if key.fileobj not in (self._listener, self._woken):
+                    cast(socket.socket, key.fileobj).close()
+
+    def _greet(self, selector: selectors.BaseSelector) -> None:
+        try:
+            reader, _ = self._listener.accept()
+        except OSError:
+            return
+        try:
+            if len(selector.get_map()) > MAX_CONNECTIONS or _user_of(reader) != os.geteuid():
+                raise PermissionError
+            reader.setblocking(False)
+            socket.send_fds(reader, [self._hello], [self._fd])
+            selector.register(reader, selectors.EVENT_READ)
+        except OSError:
+            reader.close()
+
+
+def _wait(selector: selectors.BaseSelector) -> list[socket.socket]:
+    return [cast(socket.socket, key.fileobj) for key, _ in selector.select()]
+
+
+def _user_of(connection: socket.socket) -> int:
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    user: int = _CREDENTIALS.unpack(raw)[1]
+    return user
