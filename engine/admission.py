@@ -1,0 +1,91 @@
+"""Whether a request can be served here at all, and how many pages it is promised."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.errors import ContextLengthExceeded, InvalidRequest
+from paceline.core.kv_layout import PAGE_TOKENS
+from paceline.engine.messages import RequestSpec
+from paceline.engine.sequence import Group, Sequence, pages_of
+from paceline.models.base import Model
+
+
+class Admission:
+    """Raises InvalidRequest (ContextLengthExceeded when too long), naming field and value."""
+
+    def __init__(self, model: Model, num_pages: int, output_window_tokens: int) -> None:
+        self.vocab_size = model.vocab_size
+        self.eos_token_ids = model.eos_token_ids
+        self.context_length = model.context_length
+        self.num_pages = num_pages
+        self.output_window_tokens = output_window_tokens
+
+    @property
+    def max_length(self) -> int:
+        """Tokens that a sequence can have: what the model and the whole pool hold."""
+        return min(self.context_length, self.num_pages * PAGE_TOKENS)
+
+    def admit(self, slot: int, spec: RequestSpec, arrival: int, prefill_only: bool) -> Group:
+        """The group of a valid request, with its leader."""
+        tokens = self._checked_tokens(spec)
+        sampling = spec.sampling
+        eos = () if sampling.ignore_eos else self.eos_token_ids
+        group = Group(
+            slot=slot,
+            spec=spec,
+            arrival=arrival,
+            prefill_only=prefill_only,
+            choices=list(spec.choices),
+            stop_ids=tuple(dict.fromkeys((*eos, *sampling.stop_token_ids))),
+            max_length=min(self.max_length, spec.num_prompt_tokens + sampling.max_tokens),
+        )
+        group.leader = Sequence(group, spec.choices[0], tokens, len(tokens))
+        group.sequences = [group.leader]
+        return group
+
+    def output_credit(self, sequence: Sequence, num_choices: int) -> int:
+        """Pages beyond those of its tokens that a request is promised: a window a choice, and
+        copies of the partial page. Never more than the pool has."""
+        group = sequence.group
+        num_pages = pages_of(sequence.num_tokens)
+        window = min(self.output_window_tokens, group.max_length - sequence.num_tokens)
+        growth = pages_of(sequence.num_tokens + max(window, 0)) - num_pages
+        copies = (num_choices - 1) if sequence.num_tokens % PAGE_TOKENS else 0
+        return min(growth * num_choices + copies, self.num_pages - num_pages)
+
+    def _checked_tokens(self, spec: RequestSpec) -> NDArray[np.int64]:
+        tokens = self._token_array(spec.token_ids)
+        self._check_counts(spec, len(tokens))
+        longest = self.max_length - 1
+        if len(tokens) > longest:
+            raise ContextLengthExceeded(
+                "prompt",
+                len(tokens),
+                f"at most {longest} tokens fit: the context is {self.context_length}, the pool "
+                f"holds {self.num_pages} pages of {PAGE_TOKENS}",
+            )
+        return tokens
+
+    def _token_array(self, token_ids: list[int]) -> NDArray[np.int64]:
+        if not token_ids:
+            raise InvalidRequest("prompt", token_ids, "is empty")
+        try:
+            tokens = np.asarray(token_ids, np.int64)
+        except OverflowError:
+            tokens = np.asarray([-1], np.int64)
+        if tokens.min() < 0 or tokens.max() >= self.vocab_size:
+            wrong = next(i for i in token_ids if not 0 <= i < self.vocab_size)
+            raise InvalidRequest("token_ids", wrong, f"the vocabulary has {self.vocab_size} ids")
+        return tokens
+
+    def _check_counts(self, spec: RequestSpec, num_tokens: int) -> None:
+        if not 1 <= spec.num_prompt_tokens <= num_tokens:
+            reason = f"must lie between 1 and the {num_tokens} tokens given"
+            raise InvalidRequest("num_prompt_tokens", spec.num_prompt_tokens, reason)
+        num_forced = num_tokens - spec.num_prompt_tokens
+        if num_forced >= spec.sampling.max_tokens:
+            reason = f"{num_forced} tokens were emitted before: nothing is left to do"
+            raise InvalidRequest("max_tokens", spec.sampling.max_tokens, reason)
+        choices = spec.choices
+        if not choices or len(set(choices)) < len(choices) or min(choices) < 0:
+            raise InvalidRequest("choices", choices, "must be distinct and at least one")

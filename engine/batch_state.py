@@ -1,0 +1,88 @@
+"""The running batch as arrays that outlive steps: changed where something changes, read whole.
+
+A sequence that runs has a row; rows are compact, the last one moves into a gap. Arrays are
+indexed by row; int64 throughout, so that nothing is converted on the way to the device.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.engine.sequence import Sequence, Stage, pages_of
+
+Rows = NDArray[np.int64]
+
+
+class BatchState:
+    """`computed`: tokens whose KV exists; `next_token`: the last known token of the sequence."""
+
+    def __init__(self, max_running: int, max_length: int) -> None:
+        self.sequences: list[Sequence] = []
+        self.max_running = max_running
+        self.computed = np.zeros(max_running, np.int64)
+        self.next_token = np.zeros(max_running, np.int64)
+        self.block_table = np.zeros((max_running, pages_of(max_length)), np.int64)
+        self.temperature = np.zeros(max_running, np.float32)
+        self.top_k = np.zeros(max_running, np.int64)
+        self.top_p = np.ones(max_running, np.float32)
+        self.seed = np.zeros(max_running, np.int64)
+        self.choice = np.zeros(max_running, np.int64)
+        self.num_prompt_tokens = np.zeros(max_running, np.int64)
+        self.min_tokens = np.zeros(max_running, np.int64)
+        self.num_logprobs = np.full(max_running, -1, np.int64)
+        self._by_row = (
+            *(self.computed, self.next_token, self.block_table, self.temperature, self.top_k),
+            *(self.top_p, self.seed, self.choice, self.num_prompt_tokens, self.min_tokens),
+            self.num_logprobs,
+        )
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.sequences) == self.max_running
+
+    def add(self, sequence: Sequence) -> None:
+        row = len(self.sequences)
+        self.sequences.append(sequence)
+        sequence.row = row
+        sequence.stage = Stage.RUNNING
+        self.computed[row] = sequence.num_computed
+        self.next_token[row] = sequence.tokens[sequence.num_tokens - 1]
+        self.block_table[row, : len(sequence.pages)] = sequence.pages
+        sampling = sequence.group.spec.sampling
+        self.temperature[row] = sampling.temperature
+        self.top_k[row] = sampling.top_k
+        self.top_p[row] = sampling.top_p
+        self.seed[row] = sampling.seed - (sampling.seed >> 63 << 64)  # the same bits, signed
+        self.choice[row] = sequence.choice
+        self.num_prompt_tokens[row] = sequence.group.spec.num_prompt_tokens
+        self.min_tokens[row] = sampling.min_tokens if sequence.group.stop_ids else 0
+        self.num_logprobs[row] = sampling.num_logprobs
+
+    def remove(self, sequence: Sequence, stage: Stage) -> None:
+        row, last = sequence.row, len(self.sequences) - 1
+        sequence.row = -1
+        sequence.stage = stage
+        moved = self.sequences.pop()
+        if row != last:
+            self.sequences[row] = moved
+            moved.row = row
+            for array in self._by_row:
+                array[row] = array[last]
+
+    def set_page(self, sequence: Sequence, block: int) -> None:
+        if sequence.row >= 0:
+            self.block_table[sequence.row, block] = sequence.pages[block]
+
+    def advance(self, sequence: Sequence, num_new: int) -> None:
+        """`num_new` more of its tokens are computed."""
+        sequence.num_computed += num_new
+        self.computed[sequence.row] = sequence.num_computed
+
+    def append(self, sequence: Sequence, token_id: int) -> None:
+        """A token was accepted."""
+        sequence.append(token_id)
+        if sequence.row >= 0:
+            self.next_token[sequence.row] = token_id
+            self.choice[sequence.row] = sequence.choice

@@ -1,0 +1,85 @@
+"""Live slots, and the two things that change their shape: forking and ending."""
+
+from paceline.core.errors import ErrorCode, PacelineError
+from paceline.core.kv_layout import PAGE_TOKENS
+from paceline.engine.allocator import Allocator
+from paceline.engine.messages import Ended, Event, Failed
+from paceline.engine.runner import Runner
+from paceline.engine.scheduler import Scheduler
+from paceline.engine.sequence import Group, Sequence
+
+
+class Groups:
+    """`events` collects what the front must hear, in order."""
+
+    def __init__(self, scheduler: Scheduler, allocator: Allocator, runner: Runner) -> None:
+        self.scheduler = scheduler
+        self.allocator = allocator
+        self.runner = runner
+        self.live: dict[int, Group] = {}
+        self.events: list[Event] = []
+
+    def refuse(self, slot: int, error: PacelineError) -> None:
+        """A slot that never lived."""
+        self.events.append(Failed(slot, error.code, error.message, error.field))
+        self.events.append(Ended(slot))
+
+    def fail(self, group: Group, message: str) -> None:
+        self.events.append(Failed(group.slot, ErrorCode.INTERNAL, message))
+        self.end(group)
+
+    def end(self, group: Group, transfer_open: bool = False) -> None:
+        """Lets go of everything. With an open transfer, pages it may write stay quarantined."""
+        transfer_slot = group.slot if transfer_open else None
+        for sequence in group.sequences:
+            self._let_go(sequence, transfer_slot)
+        self._forget(group)
+
+    def end_choice(self, sequence: Sequence) -> None:
+        group = sequence.group
+        self._let_go(sequence, None)
+        group.sequences.remove(sequence)
+        group.choices.remove(sequence.choice)
+        if not group.sequences:
+            self._forget(group)
+
+    def fork(self, group: Group, tokens: list[tuple[int, int]]) -> None:
+        """The leader goes on as the first of these (choice, token), the others are forked off.
+
+        One for which there is no page is computed again later, from the prefix cache if it can.
+        """
+        leader = group.leader
+        assert leader is not None and tokens
+        group.leader = None
+        group.choices = [choice for choice, _ in tokens]
+        others = [leader.fork(choice) for choice in group.choices[1:]]
+        group.sequences += others
+        self.allocator.split_credit(leader, others)
+        self._share_pages(leader, others)
+        leader.choice = group.choices[0]
+        leader.order = (*leader.order[:2], leader.choice)
+        for sequence, (_, token_id) in zip(group.sequences, tokens, strict=True):
+            self.scheduler.state.append(sequence, token_id)
+            if sequence.row < 0:
+                self.scheduler.enqueue(sequence)
+
+    def _share_pages(self, leader: Sequence, others: list[Sequence]) -> None:
+        copied = []
+        for other in others:
+            if self.allocator.share_prefix(leader, other):
+                copied.append(other.pages[-1])
+            elif not other.pages:
+                self.allocator.promise(other, -other.credit)
+        if copied:
+            source = leader.pages[leader.num_computed // PAGE_TOKENS]
+            self.runner.copy_pages([source] * len(copied), copied)
+
+    def _let_go(self, sequence: Sequence, transfer_slot: int | None) -> None:
+        self.scheduler.drop(sequence)
+        self.allocator.release(sequence, transfer_slot)
+
+    def _forget(self, group: Group) -> None:
+        with self.allocator.pool.lock:
+            self.allocator.cache.tails.pop(group.slot, None)
+        del self.live[group.slot]
+        self.events.append(Ended(group.slot))

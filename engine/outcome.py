@@ -1,0 +1,131 @@
+"""What the result of a step changes: progress, committed blocks, tokens, endings."""
+
+from paceline.core.finish import FinishReason
+from paceline.core.kv_layout import PAGE_TOKENS
+from paceline.engine.groups import Groups
+from paceline.engine.messages import Committed, Emission, FirstToken, HandoffReady, PositionLogprobs
+from paceline.engine.plan import Plan, Scheduled
+from paceline.engine.pools import PageSums
+from paceline.engine.prefix_cache import Tail
+from paceline.engine.sampler import Sampled
+from paceline.engine.sequence import Group, Sequence, Stage
+
+Draw = tuple[int, int, bool, PositionLogprobs | None]  # choice, token id, usable, logprobs
+
+
+class Outcome:
+    """Results of a sequence that was preempted or ended since the launch are dropped."""
+
+    def __init__(self, groups: Groups, sums: PageSums) -> None:
+        self.groups = groups
+        self.sums = sums
+
+    def apply(self, plan: Plan, sampled: Sampled) -> None:
+        state = self.groups.scheduler.state
+        for entry in plan.scheduled:
+            if entry.is_current:
+                state.advance(entry.sequence, entry.num_new)
+        self._commit_blocks([e.sequence for e in plan.scheduled if e.is_current])
+        first = 0
+        for entry in plan.scheduled:
+            last = first + len(entry.choices)
+            if last > first and entry.is_current:
+                self._accept(entry, sampled, first, last)
+            first = last
+
+    def announce(self, group: Group, num_blocks: int) -> None:
+        """Tells a reader what it can pin by now."""
+        if group.prefill_only and num_blocks > group.num_announced:
+            group.num_announced = num_blocks
+            self.groups.events.append(Committed(group.slot, num_blocks))
+
+    def _commit_blocks(self, sequences: list[Sequence]) -> None:
+        """Names all blocks that this step filled; their checksums are taken together."""
+        grown = [s for s in sequences if s.num_computed // PAGE_TOKENS > s.num_committed]
+        if not grown:
+            return
+        pages = self.groups.allocator.pool.pages
+        blocks = [
+            (s, block)
+            for s in grown
+            for block in range(s.num_committed, s.num_computed // PAGE_TOKENS)
+            if pages[s.pages[block]].key is None  # else it was pulled, or is shared
+        ]
+        sums = self.sums([s.pages[block] for s, block in blocks])
+        for (sequence, block), checksums in zip(blocks, sums, strict=True):
+            self.groups.allocator.commit(sequence, block, checksums)
+        for sequence in grown:
+            sequence.num_committed = sequence.num_computed // PAGE_TOKENS
+            self.announce(sequence.group, sequence.num_committed)
+
+    def _accept(self, entry: Scheduled, sampled: Sampled, first: int, last: int) -> None:
+        sequence = entry.sequence
+        group = sequence.group
+        if not all(sampled.usable[first:last]):
+            self.groups.fail(group, "the model returned logits that are not finite numbers")
+            return
+        emissions = [
+            self._emission(sequence, choice, token_id, logprobs)
+            for choice, token_id, logprobs in zip(
+                entry.choices,
+                sampled.token_ids[first:last],
+                sampled.logprobs[first:last],
+                strict=True,
+            )
+            if choice in group.choices
+        ]
+        self.groups.events += emissions
+        if group.leader is sequence:
+            self._after_first_tokens(group, sequence, emissions)
+        elif emissions[0].finish is not None:
+            self.groups.end_choice(sequence)
+        else:
+            self.groups.scheduler.state.append(sequence, emissions[0].token_ids[0])
+
+    def _emission(
+        self, sequence: Sequence, choice: int, token_id: int, logprobs: PositionLogprobs | None
+    ) -> Emission:
+        group = sequence.group
+        num_cached_tokens = 0 if sequence.has_emitted else group.num_cached_tokens
+        return Emission(
+            slot=group.slot,
+            choice=choice,
+            position=sequence.num_outputs,
+            token_ids=[token_id],
+            logprobs=[] if logprobs is None else [logprobs],
+            finish=finish_reason(group, token_id, sequence.num_tokens + 1),
+            num_cached_tokens=num_cached_tokens,
+        )
+
+    def _after_first_tokens(
+        self, group: Group, leader: Sequence, emissions: list[Emission]
+    ) -> None:
+        if group.prefill_only:
+            self._hold(group, leader, emissions)
+            return
+        tokens = [(e.choice, e.token_ids[0]) for e in emissions if e.finish is None]
+        if not tokens:
+            self.groups.end(group)
+            return
+        self.groups.fork(group, tokens)
+        for sequence in group.sequences:
+            sequence.has_emitted = True
+
+    def _hold(self, group: Group, leader: Sequence, emissions: list[Emission]) -> None:
+        """Keeps the KV for its reader: full blocks by name, the partial page by slot."""
+        self.groups.scheduler.drop(leader, Stage.HELD)
+        num_tail = leader.num_tokens % PAGE_TOKENS
+        if num_tail:
+            checksums = self.sums(leader.pages[-1:], num_tail)[0]
+            cache = self.groups.allocator.cache
+            with cache.pool.lock:
+                cache.tails[group.slot] = Tail(leader.pages[-1], num_tail, checksums)
+        firsts = [FirstToken(e.choice, e.token_ids[0], e.finish) for e in emissions]
+        self.groups.events.append(HandoffReady(group.slot, leader.num_tokens, firsts))
+
+
+def finish_reason(group: Group, token_id: int, num_tokens: int) -> FinishReason | None:
+    """Whether a choice ends with this token, its `num_tokens`-th."""
+    if token_id in group.stop_ids:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if num_tokens >= group.max_length else None

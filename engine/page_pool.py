@@ -1,0 +1,213 @@
+"""The pages of one group: who uses each, and when it may be written again.
+
+State of a page, the first that holds (so that they always sum to the pool):
+
+    mapped       a sequence refers to it
+    pinned       a reader on another worker copies from it
+    quarantined  something launched earlier may still write it: a step, a transfer
+    cached       it has a name; reused by name, or evicted, least recently used first
+    free
+
+A page that is named is never written again, so it needs no fence when it is let go.
+"""
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from paceline.engine.page_books import books_problem
+
+
+class PageState(IntEnum):
+    FREE = 0
+    MAPPED = 1
+    CACHED = 2
+    PINNED = 3
+    QUARANTINED = 4
+
+
+@dataclass(slots=True)
+class Page:
+    """`generation` rises whenever the page is allocated anew; checksums: one a KV head."""
+
+    refs: int = 0
+    pins: int = 0
+    fences: int = 0
+    generation: int = 0
+    key: bytes | None = None
+    packed_tokens: bytes = b""
+    checksums: tuple[int, ...] = ()
+    state: PageState = PageState.FREE
+
+    def proper_state(self) -> PageState:
+        if self.refs:
+            return PageState.MAPPED
+        if self.pins:
+            return PageState.PINNED
+        if self.fences:
+            return PageState.QUARANTINED
+        return PageState.FREE if self.key is None else PageState.CACHED
+
+
+class PagePool:
+    """All calls are short and take `lock`, which callers may hold around several (re-entrant).
+
+    `num_promised` pages of those available belong to admitted requests that will need them.
+    """
+
+    def __init__(self, num_pages: int, max_pinned_share: float = 0.5) -> None:
+        self.lock = threading.RLock()
+        self.pages = [Page() for _ in range(num_pages)]
+        self.counts = [num_pages, 0, 0, 0, 0]
+        self.num_promised = 0
+        self.max_pinned = int(num_pages * max_pinned_share)
+        self.free_pages: deque[int] = deque(range(num_pages))
+        self.cached_pages: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self.on_evict: Callable[[int], None] = self.drop_name
+        self._step_fences: deque[tuple[int, int]] = deque()  # (step, page), steps rising
+        self._transfer_fences: dict[int, list[int]] = {}  # slot → pages
+
+    @property
+    def num_pages(self) -> int:
+        return len(self.pages)
+
+    @property
+    def num_available(self) -> int:
+        """Pages that a new request may take."""
+        return len(self.free_pages) + len(self.cached_pages) - self.num_promised
+
+    def allocate(self, num_pages: int, promised: int = 0) -> list[int] | None:
+        """All or nothing; `promised` of them redeem an earlier promise."""
+        with self.lock:
+            if self.num_available + promised < num_pages:
+                return None
+            self.num_promised -= promised
+            return [self._take() for _ in range(num_pages)]
+
+    def promise(self, num_pages: int) -> None:
+        """Holds back pages for later; negative gives a promise back."""
+        with self.lock:
+            self.num_promised += num_pages
+
+    def share(self, pages: Iterable[int]) -> None:
+        """One more sequence refers to `pages`, which are mapped or named."""
+        with self.lock:
+            for page in pages:
+                self.pages[page].refs += 1
+                self._settle(page)
+
+    def release(
+        self, pages: Sequence[int], step: int | None = None, slot: int | None = None
+    ) -> None:
+        """A sequence lets go of `pages`. What can still be written waits in quarantine: until
+        `step` has retired, until the transfer of `slot` is closed.
+
+        Later pages of a chain age first: a prefix is found only from its beginning.
+        """
+        with self.lock:
+            for page in reversed(pages):
+                record = self.pages[page]
+                record.refs -= 1
+                if record.refs == 0 and record.key is None:
+                    self._fence(page, step, slot)
+                self._settle(page)
+
+    def retire_step(self, step: int) -> None:
+        """Every step up to `step` has finished: it writes nothing any more."""
+        with self.lock:
+            while self._step_fences and self._step_fences[0][0] <= step:
+                self._lift_fence(self._step_fences.popleft()[1])
+
+    def close_transfer(self, slot: int) -> None:
+        """No copy into pages of `slot` is in flight any more."""
+        with self.lock:
+            for page in self._transfer_fences.pop(slot, ()):
+                self._lift_fence(page)
+
+    def set_name(
+        self, page: int, key: bytes, packed_tokens: bytes, checksums: tuple[int, ...]
+    ) -> None:
+        with self.lock:
+            record = self.pages[page]
+            record.key, record.packed_tokens, record.checksums = key, packed_tokens, checksums
+
+    def drop_name(self, page: int) -> None:
+        with self.lock:
+            record = self.pages[page]
+            record.key, record.packed_tokens, record.checksums = None, b"", ()
+            self._settle(page)
+
+    def pin(self, page: int) -> bool:
+        """False when pinning it would take a promised page or exceed the share for pins."""
+        with self.lock:
+            record = self.pages[page]
+            takes_page = record.state is PageState.CACHED
+            full = self.counts[PageState.PINNED] >= self.max_pinned
+            if takes_page and (full or self.num_available <= 0):
+                return False
+            record.pins += 1
+            self._settle(page)
+            return True
+
+    def unpin(self, page: int, generation: int) -> bool:
+        """False when there is no such pin: the caller's reference is of another life."""
+        with self.lock:
+            if not 0 <= page < len(self.pages):
+                return False
+            record = self.pages[page]
+            if record.generation != generation or record.pins == 0:
+                return False
+            record.pins -= 1
+            self._settle(page)
+            return True
+
+    def check_integrity(self) -> str:
+        """Empty when the books balance, else what is wrong."""
+        with self.lock:
+            fenced = [page for _, page in self._step_fences]
+            for pages in self._transfer_fences.values():
+                fenced += pages
+            return books_problem(self, fenced)
+
+    def _take(self) -> int:
+        if not self.free_pages:
+            self.on_evict(next(iter(self.cached_pages)))  # makes it a free page
+        page = self.free_pages.popleft()
+        record = self.pages[page]
+        record.refs = 1
+        record.generation += 1
+        self._move(record, PageState.MAPPED)
+        return page
+
+    def _fence(self, page: int, step: int | None, slot: int | None) -> None:
+        if step is not None:
+            self._step_fences.append((step, page))
+            self.pages[page].fences += 1
+        if slot is not None:
+            self._transfer_fences.setdefault(slot, []).append(page)
+            self.pages[page].fences += 1
+
+    def _lift_fence(self, page: int) -> None:
+        self.pages[page].fences -= 1
+        self._settle(page)
+
+    def _settle(self, page: int) -> None:
+        """Moves a page to the state that its counters say."""
+        record = self.pages[page]
+        state = record.proper_state()
+        if state is record.state:
+            return
+        if record.state is PageState.CACHED:
+            del self.cached_pages[page]
+        if state is PageState.CACHED:
+            self.cached_pages[page] = None
+        elif state is PageState.FREE:
+            self.free_pages.append(page)
+        self._move(record, state)
+
+    def _move(self, record: Page, state: PageState) -> None:
+        self.counts[record.state] -= 1
+        self.counts[state] += 1
+        record.state = state

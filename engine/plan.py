@@ -1,0 +1,52 @@
+"""What one step computes."""
+
+from dataclasses import dataclass
+
+from paceline.engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """`num_new` tokens of a sequence; `choices`: one token is drawn for each, none if it stays
+    short of its last token. `epoch` is the sequence's at launch: another one later means that the
+    result no longer counts."""
+
+    sequence: Sequence
+    num_new: int
+    epoch: int
+    choices: tuple[int, ...]
+
+    @property
+    def is_current(self) -> bool:
+        return self.sequence.epoch == self.epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Decodes (one token each) first, then chunks of prompts."""
+
+    decodes: list[Scheduled]
+    chunks: list[Scheduled]
+
+    @property
+    def scheduled(self) -> list[Scheduled]:
+        return self.decodes + self.chunks if self.chunks else self.decodes
+
+    def current(self) -> "Plan":
+        """Without those that ended since it was made."""
+        if all(entry.is_current for entry in self.scheduled):
+            return self
+        decodes = [entry for entry in self.decodes if entry.is_current]
+        return Plan(decodes, [entry for entry in self.chunks if entry.is_current])
+
+    @property
+    def num_chunk_tokens(self) -> int:
+        return sum(entry.num_new for entry in self.chunks)
+
+
+def schedule(sequence: Sequence, num_new: int) -> Scheduled:
+    choices: tuple[int, ...] = ()
+    if num_new == sequence.num_remaining:
+        group = sequence.group
+        choices = tuple(group.choices) if group.leader is sequence else (sequence.choice,)
+    return Scheduled(sequence, num_new, sequence.epoch, choices)

@@ -1,0 +1,83 @@
+"""Calls of readers, answered by a thread of their own: they never wait for a step."""
+
+from paceline.engine.messages import (
+    CheckIntegrity,
+    Integrity,
+    Pin,
+    Pinned,
+    PinnedPage,
+    PoolCall,
+    PoolReply,
+    Recheck,
+    Rechecked,
+    Unpin,
+    Unpinned,
+)
+from paceline.engine.page_pool import PageState
+from paceline.engine.pools import PageSums
+from paceline.engine.prefix_cache import PrefixCache
+
+
+class PoolCalls:
+    """Takes the pool's lock for as long as a dictionary lookup a page takes."""
+
+    def __init__(self, cache: PrefixCache, sums: PageSums) -> None:
+        self.cache = cache
+        self.pool = cache.pool
+        self.sums = sums
+
+    def answer(self, call: PoolCall) -> PoolReply:
+        match call:
+            case Pin():
+                return self._pin(call)
+            case Unpin():
+                with self.pool.lock:
+                    return Unpinned(sum(self.pool.unpin(*reference) for reference in call.pages))
+            case Recheck():
+                return Rechecked(self._recheck(call))
+            case CheckIntegrity():
+                return self._integrity()
+
+    def _pin(self, call: Pin) -> Pinned:
+        with self.pool.lock:
+            pages = [self._pinned(page) for page in self.cache.pin_run(call.keys)]
+            tail = None if call.tail_slot is None else self.cache.tails.get(call.tail_slot)
+            if tail is None or not self.pool.pin(tail.page):
+                return Pinned(pages)
+            generation = self.pool.pages[tail.page].generation
+            pinned = PinnedPage(tail.page, generation, list(tail.checksums))
+            return Pinned(pages, pinned, tail.num_tokens)
+
+    def _pinned(self, page: int) -> PinnedPage:
+        record = self.pool.pages[page]
+        return PinnedPage(page, record.generation, list(record.checksums))
+
+    def _recheck(self, call: Recheck) -> bool:
+        """Hashes outside the lock; the page is pinned meanwhile, so that it stays what it is."""
+        with self.pool.lock:
+            if not 0 <= call.page < self.pool.num_pages:
+                return False
+            record = self.pool.pages[call.page]
+            promised = record.checksums
+            known = record.key is not None and record.generation == call.generation
+            if not known or not self.pool.pin(call.page):
+                return False
+        try:
+            is_wrong = self.sums([call.page])[0] != promised
+            if is_wrong:
+                self.cache.forget(call.page)
+        finally:
+            self.pool.unpin(call.page, call.generation)
+        return is_wrong
+
+    def _integrity(self) -> Integrity:
+        with self.pool.lock:
+            counts = self.pool.counts
+            return Integrity(
+                num_free=counts[PageState.FREE],
+                num_mapped=counts[PageState.MAPPED],
+                num_cached=counts[PageState.CACHED],
+                num_pinned=counts[PageState.PINNED],
+                num_quarantined=counts[PageState.QUARANTINED],
+                problem=self.pool.check_integrity() or self.cache.check_integrity(),
+            )

@@ -1,0 +1,165 @@
+"""Turns a plan into tensors, runs the model, launches sampling."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from paceline.core.kv_layout import PAGE_TOKENS
+from paceline.engine.batch_state import BatchState
+from paceline.engine.cuda_graph import DecodeGraphs
+from paceline.engine.plan import Plan
+from paceline.engine.sampler import Drawn, SampleBatch, Sampled, collect, sample
+from paceline.models.base import ForwardBatch, Model, PrefillChunk
+
+Int64s = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A step on its way. Nothing is drawn when no sequence reaches its last token."""
+
+    drawn: Drawn | None
+    samples: SampleBatch | None
+    done: "torch.cuda.Event | None"
+
+    def collect(self) -> Sampled:
+        """Waits for the step."""
+        if self.done is not None:
+            self.done.synchronize()
+        if self.drawn is None or self.samples is None:
+            return Sampled([], [], [])
+        return collect(self.drawn, self.samples)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanArrays:
+    """A plan as arrays: of length B, except `contexts`-derived ones that say so."""
+
+    rows: Int64s  # of the batch state
+    lengths: Int64s  # new tokens
+    contexts: Int64s  # after the step
+    starts: Int64s  # [B + 1]
+    num_draws: Int64s
+    num_decodes: int
+
+
+class Runner:
+    """Runs one model over its pools. `graphs` replay pure decode steps (CUDA only)."""
+
+    def __init__(
+        self,
+        model: Model,
+        pools: tuple[torch.Tensor, ...],
+        state: BatchState,
+        graphs: DecodeGraphs | None = None,
+    ) -> None:
+        self.model = model
+        self.pools = pools
+        self.state = state
+        self.graphs = graphs
+        self.device = pools[0].device
+
+    @torch.inference_mode()
+    def launch(self, plan: Plan) -> Launched:
+        arrays = self._arrays(plan)
+        batch = self._batch(plan, arrays)
+        if self.graphs is not None and self.graphs.fits(batch):
+            logits = self.graphs.replay(batch)
+        else:
+            logits = self.model.forward(batch, self.pools)
+        samples = drawn = done = None
+        if len(logits):
+            samples = self._samples(plan, arrays)
+            drawn = sample(logits, samples)
+        if self.device.type == "cuda":
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record()
+        return Launched(drawn, samples, done)
+
+    @torch.inference_mode()
+    def copy_pages(self, sources: list[int], destinations: list[int]) -> None:
+        """Whole pages within the pool, in order with the steps."""
+        source = torch.tensor(sources, device=self.device)
+        destination = torch.tensor(destinations, device=self.device)
+        for pool in self.pools:
+            pool[destination] = pool[source]
+
+    def _arrays(self, plan: Plan) -> PlanArrays:
+        scheduled = plan.scheduled
+        num = len(scheduled)
+        rows = np.fromiter([entry.sequence.row for entry in scheduled], np.int64, num)
+        lengths = np.ones(num, np.int64)
+        num_draws = np.ones(num, np.int64)
+        for i, entry in enumerate(plan.chunks, len(plan.decodes)):
+            lengths[i] = entry.num_new
+        for i, entry in enumerate(scheduled):
+            num_draws[i] = len(entry.choices)
+        starts = np.zeros(num + 1, np.int64)
+        np.cumsum(lengths, out=starts[1:])
+        contexts = self.state.computed[rows] + lengths
+        return PlanArrays(rows, lengths, contexts, starts, num_draws, len(plan.decodes))
+
+    def _batch(self, plan: Plan, arrays: PlanArrays) -> ForwardBatch:
+        contexts, num_decodes = arrays.contexts, arrays.num_decodes
+        num_blocks = (int(contexts.max()) - 1) // PAGE_TOKENS + 1
+        table = self.state.block_table[arrays.rows, :num_blocks]
+        token_ids, positions, owners = self._packed(plan, arrays)
+        slots = table[owners, positions // PAGE_TOKENS] * PAGE_TOKENS + positions % PAGE_TOKENS
+        ends = arrays.starts[1:]
+        logits_rows = ends[arrays.num_draws > 0] - 1
+        return ForwardBatch(
+            token_ids=self._tensor(token_ids),
+            positions=self._tensor(positions),
+            slot_mapping=self._tensor(slots),
+            query_start=self._tensor(arrays.starts),
+            context_lens=self._tensor(contexts),
+            block_table=self._tensor(table),
+            logits_rows=self._tensor(logits_rows),
+            max_query_len=int(arrays.lengths.max()),
+            max_context_len=int(contexts[:num_decodes].max(initial=0)),
+            prefills=tuple(
+                PrefillChunk(entry.num_new, int(context))
+                for entry, context in zip(plan.chunks, contexts[num_decodes:], strict=True)
+            ),
+        )
+
+    def _packed(self, plan: Plan, arrays: PlanArrays) -> tuple[Int64s, Int64s, Int64s]:
+        """Token ids, positions, and the sequence that owns each new token."""
+        num = len(arrays.rows)
+        decode_tokens = self.state.next_token[arrays.rows[: arrays.num_decodes]]
+        if not plan.chunks:
+            return decode_tokens, arrays.contexts - 1, np.arange(num)
+        tokens = [decode_tokens]
+        for entry in plan.chunks:
+            start = entry.sequence.num_computed
+            tokens.append(entry.sequence.tokens[start : start + entry.num_new])
+        owners = np.repeat(np.arange(num), arrays.lengths)
+        first = arrays.contexts - arrays.lengths - arrays.starts[:-1]
+        return np.concatenate(tokens), np.arange(len(owners)) + first[owners], owners
+
+    def _samples(self, plan: Plan, arrays: PlanArrays) -> SampleBatch:
+        """One draw for each sequence that reached its last token; one a choice before the fork."""
+        state, num_draws = self.state, arrays.num_draws
+        owners = np.repeat(np.arange(len(num_draws)), num_draws)
+        rows = arrays.rows[owners]
+        position = arrays.contexts[owners] - state.num_prompt_tokens[rows]
+        early = np.flatnonzero(position < state.min_tokens[rows]).tolist()
+        drawing = num_draws[num_draws > 0]
+        choices = [choice for entry in plan.scheduled for choice in entry.choices]
+        return SampleBatch(
+            rows=np.repeat(np.arange(len(drawing)), drawing),
+            temperature=state.temperature[rows],
+            top_k=state.top_k[rows],
+            top_p=state.top_p[rows],
+            seed=state.seed[rows],
+            choice=np.asarray(choices, np.int64),
+            position=position,
+            num_logprobs=state.num_logprobs[rows],
+            masks=tuple((i, state.sequences[rows[i]].group.stop_ids) for i in early),
+        )
+
+    def _tensor(self, array: Int64s) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor if self.device.type == "cpu" else tensor.to(self.device, non_blocking=True)

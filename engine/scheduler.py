@@ -1,0 +1,148 @@
+"""Brings num_computed of every sequence towards num_tokens, a step at a time.
+
+decodes first       one token each; a sequence without room for it takes a page, if need be
+                    from the sequence that is last by priority and arrival (preemption)
+chunks              running prompts, then waiting ones that fit whole, under the rest of the
+                    token budget and the time budget
+a preempted one     loses pages and row, and computes again, from the prefix cache if it can
+"""
+
+from paceline.core.kv_layout import PAGE_TOKENS
+from paceline.engine.admission import Admission
+from paceline.engine.allocator import Allocator
+from paceline.engine.batch_state import BatchState
+from paceline.engine.config import EngineConfig
+from paceline.engine.plan import Plan, Scheduled, schedule
+from paceline.engine.sequence import Sequence, Stage
+from paceline.engine.step_time import StepTime
+from paceline.engine.waiting import WaitingQueue
+
+
+class Scheduler:
+    """Owns the queues; rows belong to `state`, pages to `allocator`."""
+
+    def __init__(
+        self, config: EngineConfig, state: BatchState, allocator: Allocator, admission: Admission
+    ) -> None:
+        self.config = config
+        self.state = state
+        self.allocator = allocator
+        self.admission = admission
+        self.waiting = WaitingQueue()  # for pages
+        self.ready = WaitingQueue()  # have pages, wait for a row
+        self.step_time = StepTime(config.step_time_ms / 1000)
+        self.num_preemptions = 0
+        self.newly_admitted: list[Sequence] = []
+        self._window_pages = -(-config.output_window_tokens // PAGE_TOKENS)
+
+    def plan(self) -> Plan | None:
+        """The next step; None if no sequence can be brought forward now."""
+        self.newly_admitted = []
+        self._promote_ready()
+        decodes = self._decodes()
+        budget = self.config.max_batch_tokens - len(decodes)
+        budget = min(budget, self.step_time.max_chunk_tokens())
+        chunks = self._running_chunks(budget)
+        budget -= sum(entry.num_new for entry in chunks)
+        self._admit(budget, decodes, chunks)
+        return Plan(decodes, chunks) if decodes or chunks else None
+
+    def enqueue(self, sequence: Sequence) -> None:
+        (self.ready if sequence.pages else self.waiting).push(sequence)
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Takes pages and row; what is in flight for it no longer counts."""
+        self.drop(sequence)
+        self.allocator.release(sequence)
+        self.num_preemptions += 1
+        self.waiting.push(sequence)
+
+    def drop(self, sequence: Sequence, stage: Stage = Stage.ENDED) -> None:
+        """Out of batch and queues. Its pages stay as they are."""
+        sequence.epoch += 1
+        if sequence.row >= 0:
+            self.state.remove(sequence, stage)
+        self.waiting.discard(sequence)
+        self.ready.discard(sequence)
+        sequence.stage = stage
+
+    def _promote_ready(self) -> None:
+        while not self.state.is_full:
+            sequence = self.ready.first()
+            if sequence is None:
+                return
+            self.ready.discard(sequence)
+            self.state.add(sequence)
+
+    def _decodes(self) -> list[Scheduled]:
+        growing = [s for s in self.state.sequences if s.num_computed == PAGE_TOKENS * len(s.pages)]
+        for sequence in sorted(growing, key=lambda s: s.order):
+            if sequence.row >= 0:  # else it was preempted for another
+                self._make_room(sequence)
+        return [
+            schedule(sequence, 1)
+            for sequence in self.state.sequences
+            if sequence.num_tokens - sequence.num_computed == 1
+        ]
+
+    def _make_room(self, sequence: Sequence) -> None:
+        """A page for its next token. May preempt others, or itself if it comes last."""
+        left = sequence.group.max_length - sequence.num_tokens
+        window = min(self._window_pages, -(-left // PAGE_TOKENS))
+        while not self.allocator.grow(sequence, window):
+            victim = self._victim()
+            self.preempt(victim)
+            if victim is sequence:
+                return
+
+    def _victim(self) -> Sequence:
+        """Last by priority and arrival. A prompt that a reader follows is never taken back."""
+        holders = [*self.state.sequences, *self.ready.members()]
+        return max((s for s in holders if not s.group.prefill_only), key=lambda s: s.order)
+
+    def _running_chunks(self, budget: int) -> list[Scheduled]:
+        chunks: list[Scheduled] = []
+        running = [s for s in self.state.sequences if s.num_tokens - s.num_computed > 1]
+        for sequence in sorted(running, key=lambda s: s.order):
+            if budget <= 0:
+                break
+            chunks.append(schedule(sequence, chunk_len(sequence, budget)))
+            budget -= chunks[-1].num_new
+        return chunks
+
+    def _admit(self, budget: int, decodes: list[Scheduled], chunks: list[Scheduled]) -> None:
+        while budget > 0 and not self.state.is_full:
+            sequence = self.waiting.first()
+            if sequence is None or not self._grant(sequence):
+                return
+            self.waiting.discard(sequence)
+            self.newly_admitted.append(sequence)
+            self.state.add(sequence)
+            entry = schedule(sequence, chunk_len(sequence, budget))
+            (decodes if sequence.num_remaining == 1 else chunks).append(entry)
+            budget -= entry.num_new
+
+    def _grant(self, sequence: Sequence) -> bool:
+        """The last token is always computed here: its logits are needed."""
+        group = sequence.group
+        num_choices = len(group.choices) if group.leader is sequence else 1
+        credit = 0
+        if not group.prefill_only:
+            credit = self.admission.output_credit(sequence, num_choices)
+        before = sequence.num_remaining
+        hits = self.allocator.grant(sequence, (sequence.num_tokens - 1) // PAGE_TOKENS, credit)
+        if hits is None:
+            return False
+        self.waiting.num_tokens -= before - sequence.num_remaining
+        if group.num_cached_tokens < 0:
+            group.num_cached_tokens = min(hits * PAGE_TOKENS, group.spec.num_prompt_tokens)
+        return True
+
+
+def chunk_len(sequence: Sequence, budget: int) -> int:
+    """Tokens of the next chunk: all that remain, or up to a border of pages within the budget."""
+    if sequence.num_remaining <= budget:
+        return sequence.num_remaining
+    start = sequence.num_computed
+    end = (start + budget) // PAGE_TOKENS * PAGE_TOKENS
+    return end - start if end > start else budget

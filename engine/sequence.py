@@ -1,0 +1,114 @@
+"""A request in the engine: a group, and one sequence for each of its choices.
+
+Until the first logits row there is one sequence, the leader, that stands for all choices; then it
+is forked. Forked sequences refer to the same full pages; each has its own partial last page.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.keys import chain_keys
+from paceline.core.kv_layout import PAGE_TOKENS
+from paceline.engine.messages import RequestSpec
+
+
+class Stage(Enum):
+    """Where a sequence is. Only a RUNNING one has a row in the batch."""
+
+    WAITING = "waiting"  # for pages, or with pages for a row
+    RUNNING = "running"
+    WAITING_FOR_KV = "waiting for kv"  # pages granted, a transfer fills them
+    HELD = "held"  # prefilled here, kept for its reader
+    ENDED = "ended"
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """One slot. `choices` are those still wanted; sequences are keyed by choice after the fork."""
+
+    slot: int
+    spec: RequestSpec
+    arrival: int
+    prefill_only: bool
+    choices: list[int]
+    stop_ids: tuple[int, ...]  # end a choice, and are masked before min_tokens
+    max_length: int  # tokens, prompt included, at which a choice ends
+    leader: "Sequence | None" = None
+    sequences: list["Sequence"] = field(default_factory=list)
+    num_cached_tokens: int = -1  # -1: not admitted yet
+    num_announced: int = 0  # committed blocks, prefill-only
+
+
+class Sequence:
+    """Tokens, the pages of their KV, and how far it is computed."""
+
+    __slots__ = (
+        "choice",
+        "credit",
+        "epoch",
+        "group",
+        "has_emitted",
+        "keys",
+        "num_committed",
+        "num_computed",
+        "num_tokens",
+        "order",
+        "pages",
+        "row",
+        "stage",
+        "tokens",
+    )
+
+    def __init__(self, group: Group, choice: int, tokens: NDArray[np.int64], num_tokens: int):
+        self.group = group
+        self.choice = choice
+        self.tokens = tokens
+        self.num_tokens = num_tokens
+        self.order = (group.spec.priority, group.arrival, choice)
+        self.stage = Stage.WAITING
+        self.epoch = 0  # rises when what is in flight for it no longer counts
+        self.num_computed = 0
+        self.num_committed = 0  # leading blocks that were offered to the prefix cache
+        self.pages: list[int] = []
+        self.credit = 0  # pages promised to it
+        self.keys: list[bytes] = []
+        self.row = -1
+        self.has_emitted = False
+
+    @property
+    def num_outputs(self) -> int:
+        return self.num_tokens - self.group.spec.num_prompt_tokens
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens whose KV is not computed; the last of them yields the next token."""
+        return self.num_tokens - self.num_computed
+
+    def append(self, token_id: int) -> None:
+        if self.num_tokens == len(self.tokens):
+            grown = np.empty(self.num_tokens * 3 // 2 + PAGE_TOKENS, np.int64)
+            grown[: self.num_tokens] = self.tokens
+            self.tokens = grown
+        self.tokens[self.num_tokens] = token_id
+        self.num_tokens += 1
+
+    def extend_keys(self, num_blocks: int) -> None:
+        """Makes sure that the keys of the first `num_blocks` blocks are known."""
+        known = len(self.keys)
+        if known < num_blocks:
+            parent = self.keys[-1] if known else self.group.spec.root_key
+            tokens = self.tokens[known * PAGE_TOKENS : num_blocks * PAGE_TOKENS]
+            self.keys.extend(chain_keys(parent, tokens))  # type: ignore[arg-type]
+
+    def fork(self, choice: int) -> "Sequence":
+        """Another choice with the same tokens and no pages yet."""
+        other = Sequence(self.group, choice, self.tokens.copy(), self.num_tokens)
+        other.keys = list(self.keys)
+        return other
+
+
+def pages_of(num_tokens: int) -> int:
+    return -(-num_tokens // PAGE_TOKENS)

@@ -1,0 +1,23 @@
+"""How many prompt tokens fit in the time that a step may take, learned from steps that ran."""
+
+_MIN_TOKENS = 32  # a chunk is never cut below this: small ones cost more than they spare
+_WEIGHT = 0.3  # of the newest observation
+
+
+class StepTime:
+    """An exponential mean of seconds a prompt token. Nothing known yet: no limit."""
+
+    def __init__(self, max_step_s: float) -> None:
+        self.max_step_s = max_step_s
+        self.token_s = 0.0
+
+    def max_chunk_tokens(self) -> int:
+        if not self.token_s:
+            return 1 << 30
+        return max(_MIN_TOKENS, int(self.max_step_s / self.token_s))
+
+    def observe(self, num_chunk_tokens: int, step_s: float) -> None:
+        if num_chunk_tokens < _MIN_TOKENS:
+            return
+        observed = step_s / num_chunk_tokens
+        self.token_s += (observed - self.token_s) * (_WEIGHT if self.token_s else 1.0)

@@ -1,0 +1,149 @@
+"""Engines over the mock model, whose next token is a hash of all KV bytes that it reads."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.core.sampling import SamplingParams
+from paceline.engine.config import EngineConfig
+from paceline.engine.engine import Engine
+from paceline.engine.messages import (
+    CheckIntegrity,
+    Command,
+    Emission,
+    Ended,
+    Event,
+    Failed,
+    Integrity,
+    RequestSpec,
+    StepOutput,
+    Submit,
+)
+from paceline.engine.pools import allocate_pools, pool_memory
+from paceline.models.fields import Fields
+from paceline.models.mock import MockModel
+from paceline.models.registry import ModelSource
+
+torch.set_num_threads(1)
+ROOT = bytes(32)
+EOS = 7
+
+
+def mock_model(**config: Any) -> MockModel:
+    defaults: dict[str, Any] = dict(
+        vocab_size=97,
+        num_hidden_layers=1,
+        num_key_value_heads=1,
+        head_dim=2,
+        max_position_embeddings=256,
+    )
+    fields = Fields(defaults | config)
+    source = ModelSource(
+        folder=Path(),
+        fields=fields,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        eos_token_ids=(EOS,),
+        max_context_length=None,
+        progress=lambda done, size: None,
+    )
+    return MockModel.load(source)
+
+
+def request(
+    token_ids: Iterable[int],
+    *,
+    num_forced: int = 0,
+    choices: tuple[int, ...] | None = None,
+    priority: int = 0,
+    request_id: str = "r",
+    **sampling: Any,
+) -> RequestSpec:
+    tokens = list(token_ids)
+    params = SamplingParams(**({"temperature": 0.0, "max_tokens": 8} | sampling))
+    return RequestSpec(
+        request_id=request_id,
+        token_ids=tokens,
+        num_prompt_tokens=len(tokens) - num_forced,
+        root_key=ROOT,
+        sampling=params,
+        choices=tuple(range(params.n)) if choices is None else choices,
+        priority=priority,
+    )
+
+
+def prompt(num_tokens: int, salt: int = 0) -> list[int]:
+    return [(i * 31 + salt * 17 + 5) % 89 + 8 for i in range(num_tokens)]
+
+
+@dataclass
+class Bench:
+    """An engine and all that it said."""
+
+    engine: Engine
+    events: list[Event] = field(default_factory=list)
+
+    def handle(self, *commands: Command) -> "Bench":
+        for command in commands:
+            self.engine.handle(command)
+        return self
+
+    def step(self) -> StepOutput | None:
+        output = self.engine.step()
+        if output is not None:
+            self.events += output.events
+        return output
+
+    def run(self, max_steps: int = 2000) -> "Bench":
+        """Until there is nothing to do."""
+        for _ in range(max_steps):
+            if self.step() is None:
+                return self
+        raise AssertionError(f"still busy after {max_steps} steps")
+
+    def of(self, kind: type[Any], slot: int | None = None) -> list[Any]:
+        found = [e for e in self.events if isinstance(e, kind)]
+        return [e for e in found if slot is None or e.slot == slot]
+
+    def tokens(self, slot: int, choice: int = 0) -> list[int]:
+        """A stream, after checking that its positions have neither gap nor overlap."""
+        emissions = [e for e in self.of(Emission, slot) if e.choice == choice]
+        start = emissions[0].position if emissions else 0
+        assert [e.position for e in emissions] == list(range(start, start + len(emissions)))
+        return [token for e in emissions for token in e.token_ids]
+
+    def finish(self, slot: int, choice: int = 0) -> Any:
+        return [e for e in self.of(Emission, slot) if e.choice == choice][-1].finish
+
+    def failure(self, slot: int) -> Failed:
+        (failed,) = self.of(Failed, slot)
+        return failed
+
+    def assert_idle(self) -> None:
+        """Everything is free or cached, and every slot that ended ended once."""
+        reply = self.engine.pool_calls.answer(CheckIntegrity())
+        assert isinstance(reply, Integrity)
+        assert reply.problem == ""
+        assert (reply.num_mapped, reply.num_pinned, reply.num_quarantined) == (0, 0, 0)
+        assert self.engine.pool.num_promised == 0
+        assert not self.engine.groups.live
+        ended = [e.slot for e in self.of(Ended)]
+        assert len(ended) == len(set(ended))
+
+
+def bench(model: Any = None, num_pages: int = 64, **config: Any) -> Bench:
+    model = mock_model() if model is None else model
+    defaults: dict[str, Any] = dict(max_batch_tokens=64, max_running=8)
+    settings = EngineConfig(num_pages=num_pages, **(defaults | config))
+    pools = allocate_pools(model.layout, num_pages, "cpu")
+    return Bench(Engine(model, settings, pools, pool_memory(pools[0])))
+
+
+def alone(spec: RequestSpec, model: Any = None) -> dict[int, list[int]]:
+    """Tokens of each choice in a quiet run with a large pool."""
+    quiet = bench(model, num_pages=256, max_batch_tokens=1024, max_running=200)
+    quiet.handle(Submit(1, spec)).run().assert_idle()
+    return {choice: quiet.tokens(1, choice) for choice in spec.choices}
