@@ -58,6 +58,13 @@ def check_source_pages(pages: PageIds, num_pages: int) -> None:
         raise no_such_page(int(pages[outside[0]]), num_pages)
 
 
+def check_destination_pages(pages: PageIds, num_pages: int) -> None:
+    """Raises IndexError: the caller wants to write outside its own pool."""
+    outside = np.flatnonzero((pages < 0) | (pages >= num_pages))
+    if len(outside):
+        raise IndexError(f"destination page {pages[outside[0]]}: the pool has {num_pages} pages")
+
+
 def no_such_page(page: int, num_pages: int) -> KvUnavailable:
     message = f"page {page} does not exist: the source has {num_pages} pages"
     return KvUnavailable(message, field="source_pages")

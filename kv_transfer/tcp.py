@@ -1,0 +1,29 @@
+"""Transport `tcp`: works between any two hosts. The source sends pages from its pool, the reader
+receives them into its own and sums each while it is in the cache.
+
+Readers show that they know the deployment's secret; the bytes themselves are not encrypted.
+"""
+
+from paceline.core.errors import IncompatiblePeer
+from paceline.kv_transfer.base import LocalPool, TransportSettings
+from paceline.kv_transfer.geometry import decode_peer
+from paceline.kv_transfer.tcp_reader import TcpReader
+from paceline.kv_transfer.tcp_source import TcpSource
+from paceline.kv_transfer.tcp_wire import TcpAddress
+
+
+def make_source(pool: LocalPool, settings: TransportSettings) -> TcpSource:
+    return TcpSource(pool, settings)
+
+
+def make_reader(pool: LocalPool, settings: TransportSettings) -> TcpReader:
+    return TcpReader(pool, settings)
+
+
+def why_unreachable(address: bytes) -> str:
+    """Only a connection can tell; a readable address is worth trying one."""
+    try:
+        decode_peer(address, TcpAddress, "address")
+    except IncompatiblePeer as error:
+        return error.message
+    return ""

@@ -1,0 +1,123 @@
+"""Bytes between tcp's source and reader. All integers little-endian, every length bounded.
+
+    reader → source   MAGIC, length, ReaderHello         once a connection
+    source → reader   MAGIC, length, SourceHello         or the connection closes
+    reader → source   REQUEST, page ids as int64         as often as it likes
+    source → reader   REPLY, then the pages' cells       whole pages, or the used start of each cell
+
+Anything else closes the connection at its first wrong byte.
+"""
+
+import hmac
+import socket
+import struct
+import time
+from typing import TypeVar
+
+import msgspec
+
+from paceline.core.errors import PeerGone
+from paceline.kv_transfer.geometry import Geometry, decode_peer
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+VERSION = 1
+MAGIC = b"PACEKV\r\n"
+MAX_HELLO_BYTES = 1024
+MAX_REQUEST_PAGES = 4096
+LENGTH = struct.Struct("<I")
+REQUEST = struct.Struct("<III")  # REQUEST_MAGIC, number of pages, tokens of each cell (0: all)
+REQUEST_MAGIC = 0x51525650
+REQUEST_BYTES = REQUEST_MAGIC.to_bytes(4, "little")
+REPLY = struct.Struct("<Iq")  # status, its value
+OK = 0x4B4F5650  # value: bytes that follow
+NO_SUCH_PAGE = 0x45505650  # value: the page; the connection goes on
+
+KEEPALIVE_IDLE_S = 3
+KEEPALIVE_INTERVAL_S = 1
+DEAD_AFTER_S = 6  # unacknowledged for so long: the peer is gone
+_TIMEVAL = struct.Struct("ll")
+
+
+class TcpAddress(msgspec.Struct, frozen=True, array_like=True):
+    host: str
+    port: int
+    incarnation: str
+
+
+class ReaderHello(msgspec.Struct, frozen=True, array_like=True):
+    version: int
+    incarnation: str  # of the pool that the reader wants
+    token: bytes
+
+
+class SourceHello(msgspec.Struct, frozen=True, array_like=True):
+    version: int
+    refused: str  # the reader's field that does not match; empty: welcome
+    geometry: Geometry | None
+
+
+def token_of(secret: bytes, incarnation: str) -> bytes:
+    """Shows that the reader knows the deployment's secret."""
+    return hmac.digest(secret, b"paceline-kv-tcp\0" + incarnation.encode(), "sha256")
+
+
+def prepare(connection: socket.socket) -> None:
+    """Small messages leave at once; a dead peer is noticed, busy or idle."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_AFTER_S * 1000)
+    connection.setblocking(True)
+
+
+def set_timeout(connection: socket.socket, option: int, timeout_s: float) -> None:
+    """SO_RCVTIMEO or SO_SNDTIMEO; 0 waits for ever.
+
+    Python's own timeouts make the socket non-blocking, which costs a poll for each call and the
+    use of MSG_WAITALL.
+    """
+    seconds = int(timeout_s)
+    value = _TIMEVAL.pack(seconds, int((timeout_s - seconds) * 1e6))
+    connection.setsockopt(socket.SOL_SOCKET, option, value)
+
+
+def receive_into(connection: socket.socket, view: memoryview, deadline: float) -> None:
+    """Fills `view`. Raises PeerGone: the end of the stream, an error, or `deadline` passed."""
+    while len(view):
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            raise PeerGone("the peer is silent")
+        set_timeout(connection, socket.SO_RCVTIMEO, max(remaining, 1e-6))
+        try:
+            received = connection.recv_into(view, 0, socket.MSG_WAITALL)
+        except BlockingIOError:
+            continue  # the deadline has passed
+        except OSError as error:
+            raise PeerGone(f"the connection broke: {error.strerror}") from None
+        if not received:
+            raise PeerGone("the peer closed the connection")
+        view = view[received:]
+
+
+def receive(connection: socket.socket, num_bytes: int, deadline: float) -> bytes:
+    data = bytearray(num_bytes)
+    receive_into(connection, memoryview(data), deadline)
+    return bytes(data)
+
+
+def hello_bytes(hello: ReaderHello | SourceHello) -> bytes:
+    payload = msgspec.msgpack.encode(hello)
+    return MAGIC + LENGTH.pack(len(payload)) + payload
+
+
+def receive_hello(connection: socket.socket, kind: type[T], deadline: float) -> T:
+    """Raises PeerGone at the first byte that is not ours, IncompatiblePeer for another version."""
+    for expected in MAGIC:
+        if receive(connection, 1, deadline)[0] != expected:
+            raise PeerGone("the peer does not speak this protocol")
+    (length,) = LENGTH.unpack(receive(connection, LENGTH.size, deadline))
+    if length > MAX_HELLO_BYTES:
+        raise PeerGone(f"the peer's hello of {length} bytes is longer than {MAX_HELLO_BYTES}")
+    return decode_peer(receive(connection, length, deadline), kind, "hello")
