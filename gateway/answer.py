@@ -76,5 +76,6 @@ def frame_tail(*, has_usage: bool) -> bytes:
 
 
 def timing(delta: Delta) -> bytes:
-    """When the engine emitted it: asked for by the header x-paceline-timing, for measurement."""
-    return b',"paceline":{"emitted_unix_us":%d}' % delta.emitted_unix_us
+    """When the engine emitted which tokens: asked for by x-paceline-timing, for measurement."""
+    token_ids = orjson.dumps(delta.token_ids)
+    return b',"paceline":{"emitted_unix_us":%d,"token_ids":%b}' % (delta.emitted_unix_us, token_ids)

@@ -40,7 +40,7 @@ class ChatAnswer:
 
     def frames(self, choice: Choice, delta: Delta) -> bytes:
         out = b"" if self._begun[choice.index] else self._role_frame(choice.index)
-        if delta.text or delta.logprobs:
+        if delta.text or delta.logprobs or self._has_timing:
             out += self._content_frame(choice.index, delta)
         if delta.finish is not None:
             reason = delta.finish.value.encode()

@@ -35,7 +35,7 @@ class CompletionAnswer:
         self._logprobs = [CompletionLogprobs(token_bytes or bytes) for _ in range(num_choices)]
 
     def frames(self, choice: Choice, delta: Delta) -> bytes:
-        if not (delta.text or delta.logprobs or delta.finish):
+        if not (delta.text or delta.logprobs or delta.finish or self._has_timing):
             return b""
         logprobs = b"null"
         if self._token_bytes is not None:
