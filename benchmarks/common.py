@@ -32,8 +32,8 @@ class Options:
 Figures = Mapping[str, float]
 
 
-def run(name: str, measure: Callable[[Options], Figures]) -> None:
-    """Parses the command line, measures and prints the result."""
+def publish(name: str, measure: Callable[[Options], Figures]) -> int:
+    """Parses the command line, measures and prints the result. Returns the exit status."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a shorter run")
     parser.add_argument("--peer", action="store_true", help="also measure peers")
@@ -41,9 +41,10 @@ def run(name: str, measure: Callable[[Options], Figures]) -> None:
     figures = {key: round(value, 4) for key, value in measure(options).items()}
     result = {"name": name, "commit": commit(), "machine": machine(), "figures": figures}
     print(json.dumps(result), flush=True)
+    return 0
 
 
-def progress(text: str) -> None:
+def show(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
@@ -59,9 +60,9 @@ def median_seconds(call: Callable[[], object], repeats: int = REPEATS) -> float:
     return statistics.median(seconds(call) for _ in range(repeats))
 
 
-def memcpy_gbs(repeats: int = REPEATS) -> float:
+def memcpy_gb_s(repeats: int = REPEATS) -> float:
     """GB/s of one 64 MiB memcpy: the yardstick of this machine at this moment."""
-    return Memcpy().gbs(repeats)
+    return Memcpy().gb_s(repeats)
 
 
 class Memcpy:
@@ -74,7 +75,7 @@ class Memcpy:
     def __call__(self) -> None:
         ctypes.memmove(self._destination.ctypes.data, self._source.ctypes.data, MEMCPY_BYTES)
 
-    def gbs(self, repeats: int = REPEATS) -> float:
+    def gb_s(self, repeats: int = REPEATS) -> float:
         return MEMCPY_BYTES / median_seconds(self, repeats) / 1e9
 
 

@@ -9,6 +9,7 @@ import contextlib
 import multiprocessing
 import socket
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from benchmarks.common import MEMCPY_BYTES, REPEATS, Memcpy, Options, progress, run, seconds
+from benchmarks.common import MEMCPY_BYTES, REPEATS, Memcpy, Options, publish, seconds, show
 from paceline.core.kv_layout import PageGroup
 from paceline.kernels.pages import sum_pages
 from paceline.kv_transfer import registry
@@ -102,7 +103,7 @@ def pull(link: Link, peer: Peer, statistics_: LinkStatistics) -> None:
         statistics_,
         deadline=time.monotonic() + 60,
         cancelled=threading.Event(),
-        report=lambda page, generation: progress(f"page {page} arrived wrong"),
+        report=lambda page, generation: show(f"page {page} arrived wrong"),
     )
 
 
@@ -137,7 +138,7 @@ def measure_pulls(repeats: int) -> dict[str, float]:
         for turn in range(repeats + 1):
             for name, call in calls.items():
                 times[name].append(seconds(call))
-            progress(f"turn {turn} of {repeats}")
+            show(f"turn {turn} of {repeats}")
     num_bytes = dict.fromkeys(calls, NUM_PAGES * GROUP.page_bytes) | {"memcpy": MEMCPY_BYTES}
     return {
         name: num_bytes[name] / statistics.median(taken[1:]) / 1e9 for name, taken in times.items()
@@ -160,4 +161,4 @@ def measure(options: Options) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    run("pull", measure)
+    sys.exit(publish("pull", measure))
