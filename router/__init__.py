@@ -1,0 +1,1 @@
+"""Tokens in, tokens out: admission, index mirror, planner, token log. Never imports torch."""

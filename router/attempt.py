@@ -1,0 +1,201 @@
+"""One attempt at (part of) a request: slots on one worker or two, and what comes back from them.
+
+Emissions arrive by callback, without a task in between. Only what continues the token log counts:
+older positions were sent before and are dropped, a gap is a failure. One exception: when prefill
+and decode run apart, decode may be heard before the first token, which travels from prefill.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from paceline.core.errors import EngineFailure, KvUnavailable, PacelineError, Unavailable
+from paceline.router.planner import Plan, Split
+from paceline.router.request import CANCELLED, Choice, Request
+from paceline.router.worker_session import Flight, WorkerSession
+from paceline.v1 import common_pb2, worker_pb2
+
+MAX_HELD = 256  # emissions of decode that wait for the first token from prefill
+
+
+class Busy(Exception):
+    """The decode worker has no room now; nothing was computed."""
+
+
+class Attempt:
+    """Made when a plan is found: from then on its slots count as in flight, until `close`."""
+
+    def __init__(
+        self,
+        request: Request,
+        choices: tuple[int, ...],
+        plan: Plan,
+        sessions: dict[str, WorkerSession],
+    ) -> None:
+        self.request = request
+        self.choices = choices
+        self.plan = plan
+        self.number = request.num_attempts
+        request.num_attempts += 1
+        loop = asyncio.get_running_loop()
+        self.reserved: asyncio.Future[int] = loop.create_future()
+        self.done: asyncio.Future[None] = loop.create_future()
+        self.num_cached_tokens: int | None = None  # as the worker reports
+        self.on_first_tokens: Callable[[], None] = _nothing
+        self.failed_at: Flight | None = None
+        self._remaining = set(choices)
+        self._start = len(request.choices[choices[0]].tokens)
+        self._held: list[common_pb2.Emission] = []
+        self._decode_heard = False
+        self._stack = ExitStack()
+        self._open(plan, sessions)
+
+    def _open(self, plan: Plan, sessions: dict[str, WorkerSession]) -> None:
+        compute = plan.prefill if isinstance(plan, Split) else plan.worker
+        num_tokens = self.request.message.num_prompt_tokens + self._start
+        uncached = max(1, num_tokens - compute.num_cached_tokens)
+        fly = self._stack.enter_context
+        self.main = fly(sessions[compute.worker].fly(self, uncached))
+        self.decode: Flight | None = None
+        if isinstance(plan, Split):
+            self.decode = fly(sessions[plan.decode.worker].fly(self, 0))
+
+    @property
+    def flights(self) -> list[Flight]:
+        return [self.main] if self.decode is None else [self.main, self.decode]
+
+    @property
+    def num_predicted_tokens(self) -> int:
+        plan = self.plan
+        return (plan.prefill if isinstance(plan, Split) else plan.worker).num_cached_tokens
+
+    @property
+    def first_tokens_in(self) -> bool:
+        return all(len(self._log(i).tokens) > self._start for i in self._remaining)
+
+    @property
+    def decode_heard(self) -> bool:
+        return self._decode_heard
+
+    def close(self) -> None:
+        """Ends its slots at every worker that may still hold something of them."""
+        for future in (self.reserved, self.done):
+            future.cancel()
+        self._stack.close()
+
+    def cancel(self, choices: set[int]) -> None:
+        """The client wants these no more."""
+        if not choices & self._remaining:
+            return
+        for flight in self.flights:
+            if flight.used and not flight.ended:
+                cancel = worker_pb2.CancelSlot(slot=flight.slot, choices=sorted(choices))
+                flight.send(worker_pb2.WorkerCommand(cancel=cancel))
+        for choice in choices & self._remaining:
+            self._finish(choice)
+
+    def fail(self, error: Exception, flight: Flight | None = None) -> None:
+        """`flight`: whose fault it is, if it is known."""
+        if not self.done.done():
+            self.failed_at = flight
+        for future in (self.reserved, self.done):
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # seen: nobody may be waiting for this one
+
+    # --- what the workers say (Listener) ------------------------------------------------------
+
+    def on_emission(self, flight: Flight, emission: common_pb2.Emission) -> None:
+        if flight is self.main:
+            flight.prompt_done()
+            if self.num_cached_tokens is None:
+                self.num_cached_tokens = emission.num_cached_tokens
+            self._take(flight, emission)
+            if self._held:
+                self._release_held()
+            if self.decode is not None and self.first_tokens_in:
+                flight.computing = False
+                self.on_first_tokens()
+            return
+        self._decode_heard = flight.computing = True
+        if emission.choice not in self._remaining:
+            return
+        if emission.position > len(self._log(emission.choice).tokens):
+            self._hold(emission)
+        else:
+            self._take(flight, emission)
+
+    def on_reserved(self, flight: Flight, num_cached_tokens: int) -> None:
+        if flight is self.decode and not self.reserved.done():
+            self.reserved.set_result(num_cached_tokens)
+
+    def on_busy(self, flight: Flight) -> None:
+        self.fail(Busy())
+
+    def on_ended(self, flight: Flight) -> None:
+        """Prefill ends its slot once its KV was taken; any other end is too early here."""
+        flight.computing = False
+        if flight is self.main and self.decode is not None and self.first_tokens_in:
+            return
+        if self._remaining:
+            self.fail(EngineFailure("a worker ended the request early"), flight)
+
+    def on_error(self, flight: Flight, error: PacelineError) -> None:
+        """Prefill is not needed any more once decode goes on by itself."""
+        if flight is self.main and self.decode is not None and self._decode_heard:
+            return
+        self.fail(error, flight)
+
+    # --- the token log ------------------------------------------------------------------------
+
+    def _log(self, choice: int) -> Choice:
+        return self.request.choices[choice]
+
+    def _take(self, flight: Flight, emission: common_pb2.Emission) -> None:
+        if emission.choice not in self._remaining:
+            return
+        choice = self._log(emission.choice)
+        num_old = len(choice.tokens) - emission.position
+        if num_old < 0:
+            self.fail(EngineFailure("a worker skipped output tokens"), flight)
+            return
+        if num_old > 0:
+            _drop_old(emission, num_old)
+        if emission.finish == CANCELLED:
+            self.fail(Unavailable("a worker gave the request up"), flight)
+        elif emission.token_ids or emission.finish:
+            self.request.append(choice, emission)
+            if emission.finish:
+                self._finish(emission.choice)
+
+    def _hold(self, emission: common_pb2.Emission) -> None:
+        if len(self._held) >= MAX_HELD:
+            self.fail(KvUnavailable("the first token did not arrive"))
+        else:
+            self._held.append(emission)
+
+    def _release_held(self) -> None:
+        assert self.decode is not None
+        held, self._held = self._held, []
+        for emission in held:
+            if emission.position > len(self._log(emission.choice).tokens):
+                self._held.append(emission)
+            else:
+                self._take(self.decode, emission)
+
+    def _finish(self, choice: int) -> None:
+        self.request.choices[choice].finished = True
+        self._remaining.discard(choice)
+        if not self._remaining and not self.done.done():
+            self.done.set_result(None)
+
+
+def _drop_old(emission: common_pb2.Emission, num_old: int) -> None:
+    """Leaves what lies beyond the log: a worker may repeat what an earlier attempt sent."""
+    emission.position += min(num_old, len(emission.token_ids))
+    del emission.token_ids[:num_old]
+    del emission.logprobs[:num_old]
+
+
+def _nothing() -> None:
+    return None

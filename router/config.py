@@ -1,0 +1,69 @@
+"""Configuration of the router."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from paceline.core.config import setting
+from paceline.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConfig:
+    """Admits requests, picks workers for them, and keeps the tokens that they emitted."""
+
+    env_prefix: ClassVar[str] = "PACELINE_ROUTER_"
+
+    host: str = setting("127.0.0.1", "Address that gRPC and the probes listen on.")
+    port: int = setting(9100, "gRPC port of RouterService; 0: a free one.")
+    probe_port: int = setting(9101, "HTTP port of /livez, /readyz and /metrics; 0: a free one.")
+    redis_url: str = setting("redis://127.0.0.1:6379", "Where workers register.")
+    secret: str = setting("", "The deployment's secret, which signs tickets.", secret=True)
+    queue_limit: int = setting(1024, "Most requests that wait for a worker; more are refused.")
+    max_slots_per_worker: int = setting(256, "Most requests sent to one worker at a time.")
+    split_min_tokens: int = setting(
+        32, "Prompts with no more uncached tokens than this are prefilled on the decode worker."
+    )
+    max_attempts: int = setting(5, "How often a request is planned before its error is final.")
+    request_limit_s: float = setting(3600.0, "Time limit of requests that bring none.")
+    worker_wait_s: float = setting(5.0, "How long requests wait while no worker is usable.")
+    dead_after_s: float = setting(3.0, "A worker without any frame for so long is gone.")
+    stall_after_s: float = setting(10.0, "A worker with work and no finished step is stuck.")
+    reserve_timeout_s: float = setting(2.0, "How long a decode worker may take to reserve.")
+    handoff_timeout_s: float = setting(5.0, "How long decode may be silent after the first token.")
+    ticket_margin_s: float = setting(10.0, "Life of a ticket beyond its request's deadline.")
+    index_mib: int = setting(256, "Most memory of the index of cached blocks, in MiB.")
+    redis_timeout_s: float = setting(1.0, "Longest wait for one answer of Redis.")
+    drain_timeout_s: float = setting(30.0, "How long a drain waits for running requests.")
+
+    def __post_init__(self) -> None:
+        _check("secret", "", bool(self.secret), f"set {self.env_prefix}SECRET, equal everywhere")
+        known = self.redis_url.startswith(("redis://", "rediss://", "unix://"))
+        _check("redis_url", self.redis_url, known, "must start with redis://, rediss:// or unix://")
+        for name in ("port", "probe_port"):
+            port = getattr(self, name)
+            _check(name, port, 0 <= port < 65536, "must lie between 0 and 65535")
+        for name in ("queue_limit", "max_slots_per_worker", "max_attempts", "index_mib"):
+            _check(name, getattr(self, name), getattr(self, name) >= 1, "must be at least 1")
+        for name in _POSITIVE_TIMES:
+            _check(name, getattr(self, name), getattr(self, name) > 0, "must be positive")
+        tokens = self.split_min_tokens
+        _check("split_min_tokens", tokens, tokens >= 0, "must not be negative")
+        drain = self.drain_timeout_s
+        _check("drain_timeout_s", drain, drain >= 0, "must not be negative")
+
+
+_POSITIVE_TIMES = (
+    "request_limit_s",
+    "worker_wait_s",
+    "dead_after_s",
+    "stall_after_s",
+    "reserve_timeout_s",
+    "handoff_timeout_s",
+    "ticket_margin_s",
+    "redis_timeout_s",
+)
+
+
+def _check(field: str, value: object, holds: bool, reason: str) -> None:
+    if not holds:
+        raise ConfigError(field, value, reason)

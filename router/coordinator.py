@@ -1,0 +1,210 @@
+"""Drives each request to its one end: place → reserve → prefill and adopt → emissions → end.
+
+Any retryable failure costs an attempt: the survivors' slots are cancelled and the next attempt is
+forced through prompt and token log. Once tokens of several choices were sent, each choice goes on
+by itself.
+"""
+
+import asyncio
+import functools
+import random
+from collections.abc import Callable
+
+import structlog
+
+from paceline.core.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    EngineFailure,
+    ErrorCode,
+    InvalidRequest,
+    Overloaded,
+    PacelineError,
+    Unavailable,
+)
+from paceline.router.admission import AdmissionQueue
+from paceline.router.attempt import Attempt, Busy
+from paceline.router.config import RouterConfig
+from paceline.router.dispatch import Dispatcher
+from paceline.router.fleet import Fleet
+from paceline.router.metrics import RouterMetrics
+from paceline.router.placement import Line, Placer, PrefixLookup
+from paceline.router.request import Request
+
+FINAL = frozenset(
+    {
+        ErrorCode.INVALID_REQUEST,
+        ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+        ErrorCode.MODEL_NOT_FOUND,
+        ErrorCode.DEADLINE_EXCEEDED,
+    }
+)
+RETRY_PAUSE_S = 0.02  # times the attempts so far: a failure that repeats at once is no storm
+
+log = structlog.stdlib.get_logger("paceline.router")
+
+
+class Coordinator:
+    def __init__(
+        self, config: RouterConfig, fleet: Fleet, lookup: PrefixLookup, metrics: RouterMetrics
+    ) -> None:
+        self.queue: AdmissionQueue[Attempt] = AdmissionQueue(config.queue_limit)
+        self.draining = False
+        self._config = config
+        self._fleet = fleet
+        self._metrics = metrics
+        self._placer = Placer(config, fleet, lookup, random.Random())
+        self._dispatcher = Dispatcher(config)
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # by request id
+        self._attempts: dict[str, set[Attempt]] = {}
+        fleet.on_change = self.queue.wake
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._tasks)
+
+    def submit(self, request: Request, on_end: Callable[[], object]) -> None:
+        """Takes a request on; `on_end` is called when it has ended.
+
+        Raises Overloaded, Unavailable, InvalidRequest or ModelNotFound.
+        """
+        if self.draining:
+            raise _shutting_down()
+        if request.request_id in self._tasks:
+            raise InvalidRequest("request_id", request.request_id, "is in use")
+        digest = self._placer.digest_of(request)
+        self.queue.check_room()
+        self._attempts[request.request_id] = set()
+        task = asyncio.create_task(self._serve(request, digest))
+        self._tasks[request.request_id] = task
+        task.add_done_callback(lambda _: self._forget(request.request_id, on_end))
+
+    def cancel(self, request: Request, choices: set[int]) -> None:
+        """The client wants these choices no more, or nothing more (none named)."""
+        open_choices = set(request.unfinished(tuple(request.choices)))
+        if not choices or open_choices <= choices:
+            if task := self._tasks.get(request.request_id):
+                task.cancel()
+            return
+        for index in choices & open_choices:
+            request.choices[index].finished = True
+        for attempt in self._attempts.get(request.request_id, ()):
+            attempt.cancel(choices & open_choices)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Takes no more requests and waits for those that run, then ends the rest."""
+        self.draining = True
+        if self._tasks:
+            await asyncio.wait(self._tasks.values(), timeout=timeout_s)
+        for task in list(self._tasks.values()):
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def _forget(self, request_id: str, on_end: Callable[[], object]) -> None:
+        del self._tasks[request_id]
+        del self._attempts[request_id]
+        on_end()
+
+    async def _serve(self, request: Request, digest: str) -> None:
+        outcome = "completed"
+        order = self.queue.next_order(request.message.priority)
+        try:
+            async with asyncio.timeout_at(request.deadline):
+                await self._run(Line(request, digest, tuple(request.choices), order))
+        except TimeoutError:
+            outcome = "deadline"
+            request.sink.fail(request.slot, DeadlineExceeded("the request's time is over"))
+        except PacelineError as error:
+            outcome = error.code
+            request.sink.fail(request.slot, error)
+        except asyncio.CancelledError:
+            outcome = "cancelled"
+            if self.draining:
+                request.sink.fail(request.slot, _shutting_down())
+        except Exception:
+            outcome = "bug"
+            log.exception("request failed", request=request.request_id)
+            request.sink.fail(request.slot, EngineFailure("internal error"))
+        finally:
+            self._metrics.requests.labels(outcome).inc()
+            self._observe(request)
+
+    async def _run(self, line: Line) -> None:
+        """Attempts until the choices of `line` are done. Raises what ends the request."""
+        place = functools.partial(self._placer.place, line)
+        while line.choices:
+            try:
+                attempt = await self.queue.wait(line.group, line.order, place)
+            except Cancelled:
+                return  # while it waited
+            try:
+                failure = await self._try(line, attempt)
+            finally:
+                attempt.close()
+            if failure is None:
+                return
+            await self._note_failure(line, attempt, failure)
+            if len(line.choices) > 1 and line.request.has_output:
+                await self._run_apart(line)
+                return
+
+    async def _run_apart(self, line: Line) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for part in line.split():
+                    group.create_task(self._run(part))
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+
+    async def _try(self, line: Line, attempt: Attempt) -> PacelineError | Busy | None:
+        attempts = self._attempts[line.request.request_id]
+        attempts.add(attempt)
+        try:
+            await self._dispatcher.drive(attempt)
+        except (PacelineError, Busy) as failure:
+            return failure
+        finally:
+            attempts.discard(attempt)
+            self._count(attempt)
+        return None
+
+    async def _note_failure(
+        self, line: Line, attempt: Attempt, failure: PacelineError | Busy
+    ) -> None:
+        """Prepares the next attempt, or raises the error that is final."""
+        if isinstance(failure, Busy | Overloaded):
+            self._metrics.busy.inc()
+            if attempt.failed_at is not None:
+                attempt.failed_at.session.note_busy(asyncio.get_running_loop().time())
+            return
+        if failure.code in FINAL:
+            raise failure
+        self._metrics.replans.labels(failure.code).inc()
+        line.note_failure(attempt, failure)
+        if line.num_failures >= self._config.max_attempts:
+            raise _final(failure)
+        await asyncio.sleep(RETRY_PAUSE_S * (line.num_failures - 1))
+
+    def _count(self, attempt: Attempt) -> None:
+        self._metrics.plans.labels(type(attempt.plan).__name__.lower()).inc()
+        if attempt.num_cached_tokens is not None:
+            self._metrics.cached_predicted.inc(attempt.num_predicted_tokens)
+            self._metrics.cached_real.inc(attempt.num_cached_tokens)
+
+    def _observe(self, request: Request) -> None:
+        first, second = request.first_token_at, request.second_token_at
+        if first is not None:
+            self._metrics.ttft.observe(first - request.created_at)
+            if second is not None:
+                self._metrics.token2_gap.observe(second - first)
+
+
+def _shutting_down() -> Unavailable:
+    return Unavailable("the router is shutting down", retry_after_s=1)
+
+
+def _final(failure: PacelineError) -> PacelineError:
+    """What the client is told after the last attempt: nothing about whose fault it was."""
+    if failure.code == ErrorCode.INTERNAL:
+        return EngineFailure("the request failed on every worker that tried it")
+    return Unavailable("the request could not be completed now", retry_after_s=1)

@@ -1,0 +1,93 @@
+"""The commands of one attempt, in order, with the waits between them bounded."""
+
+import asyncio
+import time
+
+from paceline.core.errors import KvUnavailable, Unavailable
+from paceline.router.attempt import Attempt
+from paceline.router.config import RouterConfig
+from paceline.router.worker_session import Flight
+from paceline.rpc import tickets
+from paceline.v1 import common_pb2, worker_pb2
+
+
+class Dispatcher:
+    def __init__(self, config: RouterConfig) -> None:
+        self._config = config
+        self._secret = config.secret.encode()
+
+    async def drive(self, attempt: Attempt) -> None:
+        """Returns when every choice has finished. Raises PacelineError, or Busy from reserve."""
+        request = attempt.request.for_worker(attempt.choices, _now())
+        if attempt.decode is None:
+            attempt.main.computing = True
+            run = worker_pb2.RunWhole(slot=attempt.main.slot, request=request)
+            attempt.main.send(worker_pb2.WorkerCommand(run=run))
+            await attempt.done
+        else:
+            await self._reserve(attempt, attempt.decode, request)
+            await self._hand_off(attempt, attempt.decode, request)
+
+    async def _reserve(
+        self, attempt: Attempt, decode: Flight, request: common_pb2.TokenRequest
+    ) -> None:
+        hold_ms = round(self._config.handoff_timeout_s * 1000)
+        reserve = worker_pb2.Reserve(slot=decode.slot, request=request, hold_ms=hold_ms)
+        decode.send(worker_pb2.WorkerCommand(reserve=reserve))
+        try:
+            async with asyncio.timeout(self._config.reserve_timeout_s):
+                await attempt.reserved
+        except TimeoutError:
+            attempt.fail(Unavailable("a worker did not answer"), decode)
+            await attempt.done
+
+    async def _hand_off(
+        self, attempt: Attempt, decode: Flight, request: common_pb2.TokenRequest
+    ) -> None:
+        """Both sides at once: decode pulls what is committed while prefill computes the rest."""
+        loop = asyncio.get_running_loop()
+        ticket = self._mint(attempt, decode)
+        source = attempt.main.session.info.endpoint
+        adopt = worker_pb2.Adopt(slot=decode.slot, ticket=ticket, source_endpoint=source)
+        decode.send(worker_pb2.WorkerCommand(adopt=adopt))
+        prefill = worker_pb2.Prefill(slot=attempt.main.slot, request=request, ticket=ticket)
+        attempt.main.computing = True
+        attempt.main.send(worker_pb2.WorkerCommand(prefill=prefill))
+
+        def check_decode() -> None:
+            if not attempt.decode_heard:
+                attempt.fail(KvUnavailable("the hand-off took too long"))
+
+        watch: list[asyncio.TimerHandle] = []
+
+        def first_tokens() -> None:
+            if not watch:
+                watch.append(loop.call_later(self._config.handoff_timeout_s, check_decode))
+
+        attempt.on_first_tokens = first_tokens
+        try:
+            await attempt.done
+        finally:
+            for timer in watch:
+                timer.cancel()
+
+    def _mint(self, attempt: Attempt, decode: Flight) -> common_pb2.Ticket:
+        source, reader = attempt.main.session.info, decode.session.info
+        request = attempt.request
+        life_ms = request.remaining_ms(_now()) + round(self._config.ticket_margin_s * 1000)
+        ticket = common_pb2.Ticket(
+            request_id=request.request_id,
+            attempt=attempt.number,
+            tenant=request.message.tenant,
+            source_worker=source.worker_id,
+            source_incarnation=source.incarnation,
+            reader_worker=reader.worker_id,
+            reader_incarnation=reader.incarnation,
+            content_digest=source.content_digest,
+            expires_unix_ms=round(time.time() * 1000) + life_ms,
+        )
+        return tickets.sign(ticket, self._secret)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

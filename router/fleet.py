@@ -1,0 +1,180 @@
+"""All workers that the router knows: their links, what may be planned on, the models they serve."""
+
+import asyncio
+from collections import Counter as Tally
+from collections.abc import Callable, Iterator
+
+from paceline.core.keys import root_key, tenant_salt
+from paceline.router.config import RouterConfig
+from paceline.router.metrics import RouterMetrics
+from paceline.router.planner import Candidate
+from paceline.router.worker_link import WorkerLink
+from paceline.router.worker_session import WorkerSession
+from paceline.v1 import control_pb2, worker_pb2
+
+STALE_AFTER_S = 2.0  # two beats: no new work
+RECENT_HALF_LIFE_S = 60.0
+MODEL_MEMORY_S = 60.0  # a model without workers is unavailable for so long, then unknown
+
+
+class Fleet:
+    """`on_change` is called after anything that may let a waiting request go on."""
+
+    def __init__(self, config: RouterConfig, metrics: RouterMetrics) -> None:
+        self.links: dict[str, WorkerLink] = {}
+        self.on_change: Callable[[], None] = _nothing
+        self.on_models: Callable[[], None] = _nothing
+        self._config = config
+        self._metrics = metrics
+        self._secret = config.secret.encode()
+        self._last_usable: dict[str, float] = {}  # by content digest
+        self._models: dict[str, control_pb2.ModelInfo] = {}  # by name
+        self._decayed_at = asyncio.get_running_loop().time()
+
+    def sessions(self) -> Iterator[WorkerSession]:
+        return (link.session for link in self.links.values() if link.session is not None)
+
+    def add(self, info: worker_pb2.WorkerInfo) -> None:
+        """A record says that this worker is there."""
+        link = self.links.get(info.worker_id)
+        if link is None:
+            self.links[info.worker_id] = WorkerLink(info, self._config, self)
+        else:
+            link.point_to(info.endpoint)
+
+    async def remove(self, worker_id: str) -> None:
+        await self.links.pop(worker_id).close()
+
+    async def close(self) -> None:
+        for worker_id in list(self.links):
+            await self.remove(worker_id)
+
+    def usable(self, content_digest: str, now: float) -> list[WorkerSession]:
+        """Workers that may get work of this model. Draining, stale and stuck ones may not."""
+        found = [
+            session
+            for session in self.sessions()
+            if session.info.content_digest == content_digest
+            and session.is_usable(now, STALE_AFTER_S)
+        ]
+        if any(not session.is_prefill for session in found):
+            self._last_usable[content_digest] = now
+        return found
+
+    def last_usable(self, content_digest: str) -> float:
+        return self._last_usable.get(content_digest, float("-inf"))
+
+    def candidates(
+        self, sessions: list[WorkerSession], cached: dict[str, int], now: float
+    ) -> list[Candidate]:
+        """Those of `sessions` with a free slot. `cached`: tokens of the request, by worker id."""
+        self._decay(now)
+        limit = self._config.max_slots_per_worker
+        free = [s for s in sessions if s.num_in_flight < limit and not s.is_busy(now)]
+        return [_candidate(s, cached.get(s.worker_id, 0), sessions) for s in free]
+
+    def digest_of(self, model: str, tenant: str, root: bytes) -> str | None:
+        """The content digest that a request's keys are rooted in; None: of no worker we know."""
+        salt = tenant_salt(self._secret, tenant)
+        digests = {s.info.content_digest for s in self.sessions() if s.info.model == model}
+        if model in self._models:
+            digests.add(self._models[model].content_digest)
+        return next((d for d in sorted(digests) if root_key(d, salt) == root), None)
+
+    def models(self) -> list[control_pb2.ModelInfo]:
+        return list(self._models.values())
+
+    def refresh_models(self, now: float) -> None:
+        """Of several revisions of a model, the one that most decode workers serve is listed."""
+        tally: dict[str, Tally[bytes]] = {}
+        for known in self._models.values():
+            self.usable(known.content_digest, now)
+        for session in self.sessions():
+            if not session.load.draining and not session.is_prefill:
+                info = _model_of(session.info)
+                tally.setdefault(info.name, Tally())[info.SerializeToString()] += 1
+        listed = {
+            name: control_pb2.ModelInfo.FromString(votes.most_common(1)[0][0])
+            for name, votes in tally.items()
+        }
+        for name, info in self._models.items():
+            recent = now - self.last_usable(info.content_digest) < MODEL_MEMORY_S
+            if name not in listed and recent:
+                listed[name] = info
+        if listed != self._models:
+            self._models = listed
+            self.on_models()
+
+    def report(self) -> None:
+        """Brings the gauges of workers up to date."""
+        for link in self.links.values():
+            if session := link.session:
+                self._metrics.worker_in_flight.labels(link.worker_id).set(session.num_in_flight)
+                self._metrics.late.inc(session.num_late)
+                session.num_late = 0
+
+    def session_up(self, session: WorkerSession) -> None:
+        """Called by its link. It starts with the recent load of its peers: new is not idle."""
+        recent = [s.recent_requests for s in self.sessions() if s.is_prefill == session.is_prefill]
+        session.recent_requests = sum(recent) / max(1, len(recent) - 1)
+        self._metrics.worker_up.labels(session.worker_id, _role(session)).set(1)
+        self._model_change()
+
+    def session_lost(self, session: WorkerSession, reason: str) -> None:
+        self._metrics.worker_up.remove(session.worker_id, _role(session))
+        self._metrics.worker_lost.labels(reason).inc()
+        self._model_change()
+
+    def session_changed(self, session: WorkerSession) -> None:
+        """A frame came."""
+        self.on_change()
+
+    def _model_change(self) -> None:
+        self.refresh_models(asyncio.get_running_loop().time())
+        self.on_change()
+
+    def _decay(self, now: float) -> None:
+        """Halves what is recent every RECENT_HALF_LIFE_S, in steps of at least a second."""
+        if now - self._decayed_at < 1:
+            return
+        factor = 0.5 ** ((now - self._decayed_at) / RECENT_HALF_LIFE_S)
+        self._decayed_at = now
+        for session in self.sessions():
+            session.recent_requests *= factor
+
+
+def _candidate(
+    session: WorkerSession, num_cached_tokens: int, sessions: list[WorkerSession]
+) -> Candidate:
+    peers = [s.recent_requests for s in sessions if s.is_prefill == session.is_prefill]
+    mean = sum(peers) / len(peers)
+    load = session.load
+    return Candidate(
+        worker=session.worker_id,
+        is_prefill=session.is_prefill,
+        num_cached_tokens=num_cached_tokens,
+        num_waiting_tokens=max(load.num_waiting_tokens, session.pending_tokens),
+        num_unreported_tokens=session.unreported_tokens,
+        num_running=max(load.num_running + load.num_waiting, session.num_in_flight),
+        num_free_pages=load.num_free_pages,
+        num_pages=load.num_pages,
+        recent_share=session.recent_requests / mean if mean else 1.0,
+    )
+
+
+def _model_of(info: worker_pb2.WorkerInfo) -> control_pb2.ModelInfo:
+    return control_pb2.ModelInfo(
+        name=info.model,
+        content_digest=info.content_digest,
+        serving_digest=info.serving_digest,
+        context_length=info.context_length,
+        vocab_size=info.vocab_size,
+    )
+
+
+def _role(session: WorkerSession) -> str:
+    return worker_pb2.Role.Name(session.info.role).removeprefix("ROLE_").lower()
+
+
+def _nothing() -> None:
+    return None

@@ -1,0 +1,130 @@
+"""The router's side of `RouterService.Attach`: many requests of one gateway on one stream.
+
+What a worker's step brings for this gateway leaves in one frame: callbacks only append, and the
+writer takes all that has gathered when it gets its turn.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from paceline.core.errors import InvalidRequest, PacelineError
+from paceline.router.config import RouterConfig
+from paceline.router.coordinator import Coordinator
+from paceline.router.request import Request
+from paceline.rpc import convert
+from paceline.v1 import common_pb2, control_pb2, control_pb2_grpc
+
+MAX_FRAME_EMISSIONS = 2048
+MAX_OUTBOX_EMISSIONS = 1 << 16  # then the gateway is taken for dead
+
+
+class GatewayStream:
+    """A Sink: requests of this stream write here."""
+
+    def __init__(self, models: list[control_pb2.ModelInfo]) -> None:
+        self.requests: dict[int, Request] = {}
+        self.overflow = asyncio.Event()
+        self._frame = control_pb2.RouterFrame(models=models, models_changed=True)
+        self._emissions: list[common_pb2.Emission] = []
+        self._ready = asyncio.Event()
+        self._ready.set()
+
+    def emit(self, emission: common_pb2.Emission) -> None:
+        self._emissions.append(emission)
+        self._ready.set()
+        if len(self._emissions) > MAX_OUTBOX_EMISSIONS:
+            self.overflow.set()
+
+    def fail(self, slot: int, error: PacelineError) -> None:
+        self._frame.errors.add(slot=slot, error=convert.error_to_proto(error))
+        self._ready.set()
+
+    def set_models(self, models: list[control_pb2.ModelInfo]) -> None:
+        del self._frame.models[:]
+        self._frame.models.extend(models)
+        self._frame.models_changed = True
+        self._ready.set()
+
+    async def frames(self) -> AsyncIterator[control_pb2.RouterFrame]:
+        while True:
+            await self._ready.wait()
+            yield self._take_frame()
+
+    def _take_frame(self) -> control_pb2.RouterFrame:
+        """Errors leave after all emissions before them."""
+        if len(self._emissions) > MAX_FRAME_EMISSIONS:
+            part = self._emissions[:MAX_FRAME_EMISSIONS]
+            del self._emissions[:MAX_FRAME_EMISSIONS]
+            return control_pb2.RouterFrame(emissions=part)
+        frame, self._frame = self._frame, control_pb2.RouterFrame()
+        frame.emissions.extend(self._emissions)
+        self._emissions.clear()
+        self._ready.clear()
+        return frame
+
+
+class RouterServicer(control_pb2_grpc.RouterServiceServicer):
+    def __init__(self, config: RouterConfig, coordinator: Coordinator) -> None:
+        self._config = config
+        self._coordinator = coordinator
+        self._streams: set[GatewayStream] = set()
+        self._models: list[control_pb2.ModelInfo] = []
+
+    def set_models(self, models: list[control_pb2.ModelInfo]) -> None:
+        self._models = models
+        for stream in self._streams:
+            stream.set_models(models)
+
+    async def Attach(
+        self, request_iterator: AsyncIterator[control_pb2.GatewayFrame], context: Any
+    ) -> None:
+        stream = GatewayStream(self._models)
+        self._streams.add(stream)
+        tasks = [
+            asyncio.create_task(self._read(request_iterator, stream)),
+            asyncio.create_task(self._write(stream, context)),
+            asyncio.create_task(stream.overflow.wait()),
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if stream.overflow.is_set():
+                code = grpc.StatusCode.RESOURCE_EXHAUSTED
+                await context.abort(code, "the gateway reads too slowly")
+        finally:
+            self._streams.discard(stream)
+            for request in list(stream.requests.values()):
+                self._coordinator.cancel(request, set())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read(
+        self, frames: AsyncIterator[control_pb2.GatewayFrame], stream: GatewayStream
+    ) -> None:
+        async for frame in frames:
+            kind = frame.WhichOneof("body")
+            if kind == "submit":
+                self._submit(stream, frame.submit)
+            elif kind == "cancel" and (request := stream.requests.get(frame.cancel.slot)):
+                self._coordinator.cancel(request, set(frame.cancel.choices))
+
+    def _submit(self, stream: GatewayStream, submit: control_pb2.SubmitRequest) -> None:
+        slot = submit.slot
+        try:
+            if used := stream.requests.get(slot):
+                self._coordinator.cancel(used, set())
+                raise InvalidRequest("slot", slot, "is in use: both requests end")
+            limit_s = self._config.request_limit_s
+            request = Request(slot, submit.request, stream, limit_s)
+            self._coordinator.submit(request, lambda: stream.requests.pop(slot, None))
+        except PacelineError as error:
+            stream.fail(slot, error)
+        else:
+            stream.requests[slot] = request
+
+    async def _write(self, stream: GatewayStream, context: Any) -> None:
+        async for frame in stream.frames():
+            await context.write(frame)

@@ -1,0 +1,52 @@
+"""Process of the router: signals in, exit code out."""
+
+import asyncio
+import importlib
+import signal
+from collections.abc import Callable
+
+import structlog
+
+from paceline.core import logs
+from paceline.router.config import RouterConfig
+from paceline.router.service import Router
+
+log = structlog.stdlib.get_logger("paceline.router")
+
+
+def run(config: RouterConfig) -> int:
+    """Serves until SIGTERM or SIGINT, then drains; a second signal ends the drain."""
+    logs.configure("router")
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(serve(config))
+    return 0
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    """uvloop comes with uvicorn[standard] on the systems that it supports."""
+    try:
+        uvloop = importlib.import_module("uvloop")
+    except ImportError:
+        return asyncio.new_event_loop
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+async def serve(config: RouterConfig) -> None:
+    loop = asyncio.get_running_loop()
+    signals: asyncio.Queue[int] = asyncio.Queue()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signals.put_nowait, number)
+    router = Router(config)
+    try:
+        await router.start()
+        await signals.get()
+        log.info("draining", in_flight=router.coordinator.num_in_flight)
+        second = asyncio.create_task(signals.get())
+        drain = asyncio.create_task(router.drain())
+        await asyncio.wait((second, drain), return_when=asyncio.FIRST_COMPLETED)
+        second.cancel()
+        drain.cancel()
+    finally:
+        await router.stop()
+    log.info("stopped")

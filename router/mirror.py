@@ -1,0 +1,140 @@
+"""The index kept equal to what workers publish: snapshot, then events in sequence, per worker.
+
+A worker's events are numbered per incarnation. After a snapshot taken at number n, events up to n
+are old news; the tail itself must rise by one. Anything else is a gap, and costs this worker a new
+snapshot, which replaces its view at once.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from paceline.core.keys import INDEX_KEY_BYTES, KEY_BYTES
+from paceline.router.index import PrefixIndex, View
+
+MAX_EVENT_BYTES = 1 << 20
+_PIECE = 2048 * INDEX_KEY_BYTES  # keys stored between two turns of the event loop
+
+KINDS = (b"stored", b"removed", b"cleared")
+
+
+class RefusedRecord(Exception):
+    """What was read is not what a worker writes. The text is a label: few and fixed."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvEvent:
+    worker_id: str
+    incarnation: str
+    sequence: int
+    kind: bytes
+    keys: bytes
+
+
+def parse_event(fields: dict[bytes, bytes]) -> KvEvent:
+    """Checks one entry of the stream, which anyone may have written."""
+    keys, kind = fields.get(b"b", b""), fields.get(b"k")
+    if len(keys) > MAX_EVENT_BYTES:
+        raise RefusedRecord("event_size")
+    if kind not in KINDS or len(keys) % INDEX_KEY_BYTES:
+        raise RefusedRecord("event_form")
+    try:
+        worker_id, incarnation = fields[b"w"].decode(), fields[b"i"].decode()
+        sequence = parse_sequence(fields[b"s"])
+    except (KeyError, UnicodeDecodeError):
+        raise RefusedRecord("event_form") from None
+    return KvEvent(worker_id, incarnation, sequence, kind, keys)
+
+
+def parse_sequence(raw: bytes) -> int:
+    if not raw.isdigit() or len(raw) > 19:
+        raise RefusedRecord("sequence_form")
+    return int(raw)
+
+
+class WorkerMirror:
+    """One incarnation's keys in the index. `needs_snapshot` until one was taken."""
+
+    def __init__(self, index: PrefixIndex, incarnation: str) -> None:
+        self.incarnation = incarnation
+        self.needs_snapshot = True
+        self.snapshot_after = 0.0  # not before: a worker that gaps for ever costs one a second
+        self.last_sequence: int | None = None  # None: nothing published when it was taken
+        self.lagging_at: int | None = None  # set by who compares it with Redis
+        self._index = index
+        self._view = index.open()
+        self._tail: int | None = None  # last number seen in the stream
+
+    @property
+    def view(self) -> View:
+        return self._view
+
+    def apply(self, event: KvEvent) -> Iterator[None]:
+        """Takes an event into the view, in pieces."""
+        if self._tail is not None and event.sequence != self._tail + 1:
+            self.needs_snapshot = True
+        self._tail = event.sequence
+        last = self.last_sequence
+        if self.needs_snapshot or (last is not None and event.sequence <= last):
+            return
+        if last is not None and event.sequence != last + 1:
+            self.needs_snapshot = True
+            return
+        self.last_sequence = event.sequence
+        if event.kind == b"cleared":
+            self._replace_view()
+        change = self._index.store if event.kind == b"stored" else self._index.remove
+        for start in range(0, len(event.keys), _PIECE):
+            change(self._view, event.keys[start : start + _PIECE])
+            yield
+
+    def begin_snapshot(self, sequence: int | None) -> None:
+        """Empties the view; `add` fills it. Events up to `sequence` are in what is added."""
+        self._replace_view()
+        self.last_sequence = sequence
+        self._tail = None
+        self.needs_snapshot = False
+
+    def add(self, keys: list[bytes]) -> int:
+        """Adds members of a snapshot; returns how many of them were refused."""
+        good = [key for key in keys if len(key) == INDEX_KEY_BYTES]
+        self._index.store(self._view, b"".join(good))
+        return len(keys) - len(good)
+
+    def drop(self) -> None:
+        self._index.retire(self._view)
+
+    def _replace_view(self) -> None:
+        self._index.retire(self._view)
+        self._view = self._index.open()
+
+
+class MirrorSet:
+    """Mirrors of all workers, by worker id; what the planner asks."""
+
+    def __init__(self, index: PrefixIndex) -> None:
+        self.index = index
+        self.workers: dict[str, WorkerMirror] = {}
+
+    def follow(self, worker_id: str, incarnation: str) -> None:
+        """From now on this incarnation counts; what an older one held is void."""
+        mirror = self.workers.get(worker_id)
+        if mirror is None or mirror.incarnation != incarnation:
+            self.drop(worker_id)
+            self.workers[worker_id] = WorkerMirror(self.index, incarnation)
+
+    def drop(self, worker_id: str) -> None:
+        if mirror := self.workers.pop(worker_id, None):
+            mirror.drop()
+
+    def find(self, event: KvEvent) -> WorkerMirror | None:
+        mirror = self.workers.get(event.worker_id)
+        return mirror if mirror is not None and mirror.incarnation == event.incarnation else None
+
+    def cached_blocks(self, block_keys: bytes) -> dict[tuple[str, str], int]:
+        """Leading blocks that each (worker id, incarnation) holds, by what it published."""
+        found = self.index.match(block_keys, KEY_BYTES)
+        return {
+            (worker_id, mirror.incarnation): found[mirror.view]
+            for worker_id, mirror in self.workers.items()
+            if mirror.view in found
+        }

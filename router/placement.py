@@ -1,0 +1,143 @@
+"""From a waiting request to an attempt: asks fleet, index and planner."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Protocol
+
+from paceline.core.errors import (
+    Cancelled,
+    ErrorCode,
+    ModelNotFound,
+    PacelineError,
+    Unavailable,
+)
+from paceline.core.keys import HASH_BLOCK_TOKENS
+from paceline.router.admission import Order
+from paceline.router.attempt import Attempt
+from paceline.router.config import RouterConfig
+from paceline.router.fleet import Fleet
+from paceline.router.planner import Job, plan
+from paceline.router.request import Request
+from paceline.router.worker_session import WorkerSession
+
+MAX_SPLIT_FAILURES = 2  # then the hand-off itself is doubted: decode computes the prompt
+
+
+class PrefixLookup(Protocol):
+    def cached_blocks(self, block_keys: bytes) -> dict[tuple[str, str], int]:
+        """Leading blocks that each (worker id, incarnation) holds, by what it published."""
+
+
+class Line:
+    """The choices of a request that go on together, and what happened to them so far."""
+
+    def __init__(
+        self, request: Request, digest: str, choices: tuple[int, ...], order: Order
+    ) -> None:
+        self.request = request
+        self.digest = digest
+        self.order = order
+        self.num_failures = 0
+        self.failed_at = float("-inf")
+        self.may_split = True
+        self.avoid: frozenset[str] = frozenset()
+        self._choices = choices
+
+    @property
+    def choices(self) -> tuple[int, ...]:
+        return self.request.unfinished(self._choices)
+
+    @property
+    def num_remaining(self) -> int:
+        logs = (len(self.request.choices[index].tokens) for index in self.choices)
+        return self.request.max_tokens - min(logs, default=0)
+
+    @property
+    def group(self) -> tuple[str, bool]:
+        return self.digest, self.num_remaining <= 1
+
+    def note_failure(self, attempt: Attempt, failure: PacelineError) -> None:
+        """Unverified KV speaks against its source, other failures against who reported them."""
+        self.num_failures += 1
+        self.failed_at = asyncio.get_running_loop().time()
+        guilty = attempt.flights if attempt.failed_at is None else [attempt.failed_at]
+        if failure.code == ErrorCode.KV_UNAVAILABLE:
+            guilty = [attempt.main]
+        self.avoid |= {flight.session.worker_id for flight in guilty}
+        incompatible = failure.code == ErrorCode.INCOMPATIBLE_PEER
+        if incompatible or self.num_failures > MAX_SPLIT_FAILURES:
+            self.may_split = False
+
+    def split(self) -> "list[Line]":
+        """One line a choice, each with the history of this one."""
+        lines = []
+        for choice in self.choices:
+            line = Line(self.request, self.digest, (choice,), self.order)
+            line.num_failures, line.failed_at = self.num_failures, self.failed_at
+            line.may_split, line.avoid = self.may_split, self.avoid
+            lines.append(line)
+        return lines
+
+
+class Placer:
+    def __init__(
+        self, config: RouterConfig, fleet: Fleet, lookup: PrefixLookup, rng: random.Random
+    ) -> None:
+        self._config = config
+        self._fleet = fleet
+        self._lookup = lookup
+        self._rng = rng
+
+    def digest_of(self, request: Request) -> str:
+        """The revision of the model that the request was made for. Its attempts stay within it."""
+        message = request.message
+        digest = self._fleet.digest_of(message.model, message.tenant, message.root_key)
+        if digest is not None:
+            return digest
+        if message.model not in {model.name for model in self._fleet.models()}:
+            raise ModelNotFound(f"model {message.model[:80]!r} is not served here", field="model")
+        raise Unavailable("no worker serves this revision of the model", retry_after_s=1)
+
+    def place(self, line: Line) -> Attempt | None:
+        """An attempt whose slots are taken, or None: wait. Raises Unavailable, Cancelled."""
+        choices = line.choices
+        if not choices:
+            raise Cancelled("nothing of the request is wanted any more")
+        now = asyncio.get_running_loop().time()
+        sessions = self._fleet.usable(line.digest, now)
+        if not _can_finish(sessions, line):
+            self._check_patience(line, now)
+            return None
+        request = line.request
+        num_tokens = request.message.num_prompt_tokens + len(request.choices[choices[0]].tokens)
+        cached = self._cached_tokens(request, sessions, num_tokens)
+        candidates = self._fleet.candidates(sessions, cached, now)
+        job = Job(num_tokens, line.num_remaining, len(choices), line.avoid, line.may_split)
+        found = plan(job, candidates, self._config.split_min_tokens, self._rng)
+        if found is None:
+            return None
+        return Attempt(request, choices, found, {s.worker_id: s for s in sessions})
+
+    def _check_patience(self, line: Line, now: float) -> None:
+        since = max(self._fleet.last_usable(line.digest), line.failed_at)
+        if now - since > self._config.worker_wait_s:
+            raise Unavailable("no worker is ready to serve the model", retry_after_s=5)
+
+    def _cached_tokens(
+        self, request: Request, sessions: list[WorkerSession], num_tokens: int
+    ) -> dict[str, int]:
+        """By worker id; the last token is always computed."""
+        blocks = self._lookup.cached_blocks(request.block_keys)
+        return {
+            s.worker_id: min(
+                HASH_BLOCK_TOKENS * blocks.get((s.worker_id, s.info.incarnation), 0),
+                num_tokens - 1,
+            )
+            for s in sessions
+        }
+
+
+def _can_finish(sessions: list[WorkerSession], line: Line) -> bool:
+    may_decode: Callable[[WorkerSession], bool] = lambda session: not session.is_prefill  # noqa: E731
+    return bool(sessions) and (line.num_remaining <= 1 or any(map(may_decode, sessions)))

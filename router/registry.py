@@ -1,0 +1,192 @@
+"""Follows Redis: finds workers, keeps the mirrors of what they hold. Redis is a hint.
+
+While it is down, paused, empty or full of junk, everything here waits or refuses, and routing goes
+on with what is known and with the workers' own streams.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import structlog
+from redis.exceptions import RedisError
+
+from paceline.core.errors import InvalidRequest
+from paceline.router.fleet import Fleet
+from paceline.router.metrics import RouterMetrics
+from paceline.router.mirror import (
+    MirrorSet,
+    RefusedRecord,
+    WorkerMirror,
+    parse_event,
+    parse_sequence,
+)
+from paceline.router.redis_reader import MAX_WORKERS, PREFIX, RedisReader
+from paceline.rpc import records
+
+DISCOVER_S = 1.0
+SNAPSHOT_PAUSE_S = 1.0  # between two snapshots of one worker
+BACKOFF_S = (0.1, 1.0)  # first and longest pause after Redis failed
+_WORKER_PREFIX = (PREFIX + "worker:").encode()
+
+log = structlog.stdlib.get_logger("paceline.router")
+
+
+class Registry:
+    def __init__(
+        self,
+        reader: RedisReader,
+        fleet: Fleet,
+        mirrors: MirrorSet,
+        metrics: RouterMetrics,
+        secret: str,
+    ) -> None:
+        self._reader = reader
+        self._fleet = fleet
+        self._mirrors = mirrors
+        self._metrics = metrics
+        self._secret = secret.encode()
+        self._position: bytes | None = None
+        self._refused_before: dict[bytes, bytes] = {}
+        self.is_up = False
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        await asyncio.gather(
+            self._repeat(self.discover, DISCOVER_S),
+            self._repeat(self.follow_events, 0.0),
+        )
+
+    async def _repeat(self, round_: Callable[[], Awaitable[None]], pause_s: float) -> None:
+        failure_pause = BACKOFF_S[0]
+        while True:
+            try:
+                await round_()
+            except (RedisError, OSError, TimeoutError) as error:
+                self._note_state(False, type(error).__name__)
+                await asyncio.sleep(failure_pause)
+                failure_pause = min(2 * failure_pause, BACKOFF_S[1])
+            else:
+                self._note_state(True)
+                failure_pause = BACKOFF_S[0]
+                await asyncio.sleep(pause_s)
+
+    def _note_state(self, up: bool, why: str = "") -> None:
+        if up != self.is_up:
+            log.warning("redis is back" if up else "redis does not answer", why=why)
+        self.is_up = up
+        self._metrics.redis_up.set(up)
+
+    # --- who is there -------------------------------------------------------------------------
+
+    async def discover(self) -> None:
+        known = {_WORKER_PREFIX + worker_id.encode() for worker_id in self._fleet.links}
+        keys = sorted(known | await self._reader.worker_keys())[:MAX_WORKERS]
+        for key, raw in zip(keys, await self._reader.values(keys), strict=True):
+            worker_id = key.removeprefix(_WORKER_PREFIX).decode(errors="replace")
+            if raw is None or not self._take_record(key, worker_id, raw):
+                await self._lease_gone(worker_id)
+        self._follow_sessions()
+        await self._check_lag()
+
+    def _take_record(self, key: bytes, worker_id: str, raw: bytes) -> bool:
+        try:
+            info = records.parse(raw, self._secret)
+        except InvalidRequest as error:
+            self._refuse(key, raw, "record", error.message)
+            return False
+        if info.worker_id != worker_id:
+            self._refuse(key, raw, "record_key", f"names worker {info.worker_id!r}")
+            return False
+        self._refused_before.pop(key, None)
+        self._fleet.add(info)
+        if self._fleet.links[worker_id].session is None:
+            self._mirrors.follow(worker_id, info.incarnation)
+        return True
+
+    def _refuse(self, key: bytes, raw: bytes, label: str, why: str) -> None:
+        """Counts it each time it is read, says it once."""
+        self._metrics.refused.labels(label).inc()
+        if self._refused_before.get(key) != raw[:64] and len(self._refused_before) < MAX_WORKERS:
+            self._refused_before[key] = raw[:64]
+            log.warning("record refused", key=key.decode(errors="replace")[:80], why=why)
+
+    async def _lease_gone(self, worker_id: str) -> None:
+        link = self._fleet.links.get(worker_id)
+        if link is not None and link.session is None:
+            await self._fleet.remove(worker_id)
+            self._mirrors.drop(worker_id)
+
+    def _follow_sessions(self) -> None:
+        """A live stream says which incarnation counts; a record may be older."""
+        for session in self._fleet.sessions():
+            self._mirrors.follow(session.worker_id, session.info.incarnation)
+
+    # --- what they hold -----------------------------------------------------------------------
+
+    async def follow_events(self) -> None:
+        """One round: due snapshots, then the next events."""
+        if self._position is None:
+            self._position = await self._reader.stream_position()
+        now = asyncio.get_running_loop().time()
+        for worker_id, mirror in list(self._mirrors.workers.items()):
+            if mirror.needs_snapshot and now >= mirror.snapshot_after:
+                await self._take_snapshot(worker_id, mirror)
+        for entry_id, fields in await self._reader.events(self._position):
+            self._position = entry_id
+            try:
+                event = parse_event(fields)
+            except RefusedRecord as refused:
+                self._metrics.refused.labels(str(refused)).inc()
+                continue
+            if mirror_ := self._mirrors.find(event):
+                for _ in mirror_.apply(event):
+                    await asyncio.sleep(0)
+
+    async def _take_snapshot(self, worker_id: str, mirror: WorkerMirror) -> None:
+        mirror.snapshot_after = asyncio.get_running_loop().time() + SNAPSHOT_PAUSE_S
+        self._metrics.resyncs.inc()
+        latest = await self._reader.stream_position()
+        if self._position is None or _order(latest) < _order(self._position):
+            self._position = latest  # another Redis, or one that was emptied
+        try:
+            await self._read_snapshot(worker_id, mirror)
+        except RefusedRecord as refused:
+            self._metrics.refused.labels(str(refused)).inc()
+            mirror.needs_snapshot = True
+            mirror.snapshot_after += 10 * SNAPSHOT_PAUSE_S
+
+    async def _read_snapshot(self, worker_id: str, mirror: WorkerMirror) -> None:
+        raw = (await self._reader.sequences([(worker_id, mirror.incarnation)]))[0]
+        mirror.begin_snapshot(None if raw is None else parse_sequence(raw))
+        num_keys = 0
+        try:
+            async for members in self._reader.members(worker_id, mirror.incarnation):
+                num_keys += len(members)
+                if num_keys > self._mirrors.index.max_keys:
+                    raise RefusedRecord("keys_size")
+                if num_refused := mirror.add(members):
+                    self._metrics.refused.labels("key_form").inc(num_refused)
+        except (RedisError, OSError, TimeoutError):
+            mirror.needs_snapshot = True
+            raise
+
+    async def _check_lag(self) -> None:
+        """A mirror whose number stands still below (or above) the worker's missed something."""
+        mirrors = list(self._mirrors.workers.items())
+        names = [(worker_id, mirror.incarnation) for worker_id, mirror in mirrors]
+        for (_, mirror), raw in zip(mirrors, await self._reader.sequences(names), strict=True):
+            if raw is None or mirror.needs_snapshot:
+                continue
+            try:
+                behind = parse_sequence(raw) != mirror.last_sequence
+            except RefusedRecord as refused:
+                self._metrics.refused.labels(str(refused)).inc()
+                continue
+            if behind and mirror.lagging_at == (mirror.last_sequence or 0):
+                mirror.needs_snapshot = True
+            mirror.lagging_at = (mirror.last_sequence or 0) if behind else None
+
+
+def _order(entry_id: bytes) -> tuple[int, int]:
+    milliseconds, _, number = entry_id.partition(b"-")
+    return int(milliseconds), int(number or 0)

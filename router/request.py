@@ -1,0 +1,118 @@
+"""A request at the router: its token log, the truth about what its client has seen."""
+
+import asyncio
+from typing import Protocol
+
+from paceline.core.errors import InvalidRequest, PacelineError
+from paceline.core.keys import KEY_BYTES
+from paceline.rpc import convert
+from paceline.v1 import common_pb2
+
+CANCELLED = common_pb2.FINISH_REASON_CANCELLED
+
+
+class Sink(Protocol):
+    """Where a request's output goes. `slot` of what it is given is the sink's own. Never blocks."""
+
+    def emit(self, emission: common_pb2.Emission) -> None: ...
+    def fail(self, slot: int, error: PacelineError) -> None: ...
+
+
+class Choice:
+    """`tokens` is the log: position i holds output token i, as it went to the client."""
+
+    __slots__ = ("finished", "index", "tokens")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.tokens: list[int] = []
+        self.finished = False
+
+
+class Request:
+    """Checked on arrival. Raises InvalidRequest: a peer's message is checked like a caller's."""
+
+    def __init__(
+        self, slot: int, message: common_pb2.TokenRequest, sink: Sink, limit_s: float
+    ) -> None:
+        sampling = convert.sampling_from_proto(message.sampling)
+        choices = list(message.choices) or list(range(sampling.n))
+        _check_lengths(message, sampling.n, choices)
+        self.slot = slot
+        self.message = message
+        self.sink = sink
+        self.max_tokens = sampling.max_tokens
+        self.choices = {index: Choice(index) for index in choices}
+        num_keys = message.num_prompt_tokens // 16
+        self.block_keys = message.block_keys[: num_keys * KEY_BYTES]
+        message.ClearField("block_keys")
+        # Tokens beyond the prompt were emitted before this router knew the request.
+        self.num_forced_at_start = len(message.token_ids) - message.num_prompt_tokens
+        for choice in self.choices.values():
+            choice.tokens.extend(message.token_ids[message.num_prompt_tokens :])
+        del message.token_ids[message.num_prompt_tokens :]
+        self.created_at = asyncio.get_running_loop().time()
+        budget_s = message.budget_ms / 1000 if message.budget_ms else limit_s
+        self.deadline = self.created_at + min(budget_s, limit_s)
+        self.num_attempts = 0  # of all its parts; the next one's number
+        self.first_token_at: float | None = None
+        self.second_token_at: float | None = None
+
+    @property
+    def request_id(self) -> str:
+        return self.message.request_id
+
+    @property
+    def has_output(self) -> bool:
+        return any(
+            len(choice.tokens) > self.num_forced_at_start for choice in self.choices.values()
+        )
+
+    def unfinished(self, choices: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(index for index in choices if not self.choices[index].finished)
+
+    def remaining_ms(self, now: float) -> int:
+        return max(1, round((self.deadline - now) * 1000))
+
+    def for_worker(self, choices: tuple[int, ...], now: float) -> common_pb2.TokenRequest:
+        """What a worker gets: prompt and log, forced, for these choices."""
+        request = common_pb2.TokenRequest()
+        request.CopyFrom(self.message)
+        request.token_ids.extend(self.choices[choices[0]].tokens)
+        del request.choices[:]
+        request.choices.extend(choices)
+        request.budget_ms = self.remaining_ms(now)
+        return request
+
+    def append(self, choice: Choice, emission: common_pb2.Emission) -> None:
+        """Logs an emission that continues `choice` and passes it on."""
+        choice.tokens.extend(emission.token_ids)
+        if emission.finish:
+            choice.finished = True
+        if self.second_token_at is None:
+            self._note_times(len(choice.tokens) - self.num_forced_at_start)
+        emission.slot = self.slot
+        self.sink.emit(emission)
+
+    def _note_times(self, num_new: int) -> None:
+        now = asyncio.get_running_loop().time()
+        if self.first_token_at is None and num_new >= 1:
+            self.first_token_at = now
+        if num_new >= 2:
+            self.second_token_at = now
+
+
+def _check_lengths(message: common_pb2.TokenRequest, n: int, choices: list[int]) -> None:
+    num_prompt = message.num_prompt_tokens
+    _check("request_id", message.request_id[:64], 0 < len(message.request_id) <= 128, "has no use")
+    tokens_fit = 0 < num_prompt <= len(message.token_ids)
+    _check("num_prompt_tokens", num_prompt, tokens_fit, "must count the prompt in token_ids")
+    keys_fit = len(message.block_keys) % KEY_BYTES == 0
+    _check("block_keys", len(message.block_keys), keys_fit, f"{KEY_BYTES} bytes a block")
+    distinct = len(set(choices)) == len(choices) and max(choices) < n
+    _check("choices", choices, distinct, f"must be different and below n={n}")
+
+
+def _check(field: str, value: object, holds: bool, reason: str) -> None:
+    if not holds:
+        raise InvalidRequest(field, value, reason)

@@ -1,0 +1,125 @@
+"""The router as a service: start, ready, drain, stop."""
+
+import asyncio
+from typing import Any
+
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from paceline.core.errors import ConfigError
+from paceline.core.probes import ProbeServer
+from paceline.router.config import RouterConfig
+from paceline.router.coordinator import Coordinator
+from paceline.router.fleet import Fleet
+from paceline.router.gateway_stream import RouterServicer
+from paceline.router.index import PrefixIndex
+from paceline.router.metrics import RouterMetrics
+from paceline.router.mirror import MirrorSet
+from paceline.router.redis_reader import RedisReader
+from paceline.router.registry import Registry
+from paceline.rpc import channel
+from paceline.v1 import control_pb2, control_pb2_grpc
+
+TICK_S = 0.05  # waiting requests look again: pauses after Busy end without a frame
+HOUSEKEEPING_S = 1.0
+_SERVICE = control_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
+
+log = structlog.stdlib.get_logger("paceline.router")
+
+
+class Router:
+    """Create it inside a running event loop."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        self.config = config
+        self.metrics = RouterMetrics()
+        self.index = PrefixIndex(config.index_mib << 20)
+        self.mirrors = MirrorSet(self.index)
+        self.fleet = Fleet(config, self.metrics)
+        self.coordinator = Coordinator(config, self.fleet, self.mirrors, self.metrics)
+        self.port = self.probe_port = 0
+        self._reader = RedisReader(config.redis_url, config.redis_timeout_s)
+        self.registry = Registry(
+            self._reader, self.fleet, self.mirrors, self.metrics, config.secret
+        )
+        self._probes = ProbeServer(
+            config.host, config.probe_port, self.reasons, self.metrics.registry
+        )
+        self._health: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        self._server = channel.make_server()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Listens. Raises ConfigError when a port is taken."""
+        servicer = RouterServicer(self.config, self.coordinator)
+        self.fleet.on_models = lambda: servicer.set_models(self.fleet.models())
+        control_pb2_grpc.add_RouterServiceServicer_to_server(  # type: ignore[no-untyped-call]
+            servicer, self._server
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = (_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+        try:
+            self.port = self._server.add_insecure_port(f"{self.config.host}:{self.config.port}")
+        except RuntimeError:
+            reason = f"cannot be bound on {self.config.host}: is it taken?"
+            raise ConfigError("port", self.config.port, reason) from None
+        self.probe_port = await self._probes.start()
+        await self._server.start()
+        work = (self.registry.run(), self._tick(), self._keep_house())
+        self._tasks = [asyncio.create_task(part) for part in work]
+        log.info("listening", port=self.port, probe_port=self.probe_port)
+
+    def reasons(self) -> list[str]:
+        """Why no traffic should come here."""
+        found = []
+        if self.coordinator.draining:
+            found.append("draining")
+        if not self.fleet.models():
+            found.append("no decode worker is connected")
+        return found
+
+    async def drain(self) -> None:
+        """Takes nothing new and finishes what runs."""
+        await self._health.set(_SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self.coordinator.drain(self.config.drain_timeout_s)
+        await asyncio.sleep(TICK_S)  # last frames leave
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.coordinator.drain(0)
+        await self._server.stop(grace=0.5)
+        await self.fleet.close()
+        await self._probes.stop()
+        await self._reader.close()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.coordinator.queue.wake()
+
+    async def _keep_house(self) -> None:
+        serving = None
+        while True:
+            self.fleet.refresh_models(asyncio.get_running_loop().time())
+            if serving != (serving := not self.reasons()):
+                await self._health.set(_SERVICE, _status(serving))
+            for _ in self.index.sweep():
+                await asyncio.sleep(0)
+            self._report()
+            await asyncio.sleep(HOUSEKEEPING_S)
+
+    def _report(self) -> None:
+        self.fleet.report()
+        self.metrics.queue_length.set(len(self.coordinator.queue))
+        self.metrics.in_flight.set(self.coordinator.num_in_flight)
+        self.metrics.index_keys.set(len(self.index))
+        self.metrics.index_bytes.set(self.index.num_bytes)
+
+
+def _status(serving: bool) -> health_pb2.HealthCheckResponse.ServingStatus:
+    statuses = health_pb2.HealthCheckResponse
+    return statuses.SERVING if serving else statuses.NOT_SERVING

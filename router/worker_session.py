@@ -1,0 +1,177 @@
+"""One stream to a worker, from its first frame to its end: slots in flight, load, accounting.
+
+A session belongs to one incarnation. Its counters die with it, so work that ends late can never
+be subtracted from the counters of the worker's next life.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from paceline.core.errors import PacelineError, Unavailable
+from paceline.rpc import convert
+from paceline.v1 import common_pb2, worker_pb2
+
+OUTBOX_LIMIT = 8192
+BUSY_BACKOFF_S = (0.02, 0.5)  # first and longest pause after Busy
+
+
+class Listener(Protocol):
+    """Told what a worker says about a slot; never blocks, never raises."""
+
+    def on_emission(self, flight: "Flight", emission: common_pb2.Emission) -> None: ...
+    def on_reserved(self, flight: "Flight", num_cached_tokens: int) -> None: ...
+    def on_busy(self, flight: "Flight") -> None: ...
+    def on_ended(self, flight: "Flight") -> None: ...
+    def on_error(self, flight: "Flight", error: PacelineError) -> None: ...
+
+
+class Flight:
+    """A slot of one attempt on one worker. `pending_tokens`: prompt tokens not yet computed."""
+
+    __slots__ = ("computing", "ended", "listener", "pending_tokens", "session", "slot", "used")
+
+    def __init__(
+        self, session: "WorkerSession", slot: int, listener: Listener, pending_tokens: int
+    ) -> None:
+        self.session = session
+        self.slot = slot
+        self.listener = listener
+        self.pending_tokens = pending_tokens
+        self.computing = False  # the worker should be making steps for it
+        self.ended = False  # the worker holds nothing of it
+        self.used = False  # the worker has heard of it
+
+    def send(self, command: worker_pb2.WorkerCommand) -> None:
+        if not self.used:
+            self.used = True
+            self.session.recent_requests += 1
+        self.session.send(command)
+
+    def prompt_done(self) -> None:
+        self.session.pending_tokens -= self.pending_tokens
+        self.pending_tokens = 0
+
+
+class WorkerSession:
+    def __init__(self, info: worker_pb2.WorkerInfo, now: float) -> None:
+        self.info = info
+        self.load = worker_pb2.Load(num_free_pages=info.num_pages, num_pages=info.num_pages)
+        self.outbox: asyncio.Queue[worker_pb2.WorkerCommand] = asyncio.Queue(OUTBOX_LIMIT)
+        self.flights: dict[int, Flight] = {}
+        self.pending_tokens = 0
+        self.unreported_tokens = 0
+        self.recent_requests = 0.0
+        self.num_late = 0
+        self.last_frame_at = now
+        self.last_step_at = now
+        self.quarantined_until = 0.0  # it got stuck before; a finished step ends this
+        self.lost: str | None = None
+        self._slots = itertools.count(1)
+        self._busy_until = 0.0
+        self._busy_pause = BUSY_BACKOFF_S[0]
+
+    @property
+    def worker_id(self) -> str:
+        return self.info.worker_id
+
+    @property
+    def is_prefill(self) -> bool:
+        return self.info.role == worker_pb2.ROLE_PREFILL
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self.flights)
+
+    def is_usable(self, now: float, stale_after_s: float) -> bool:
+        """May get new work; it may be busy all the same."""
+        fresh = now - self.last_frame_at <= stale_after_s and now >= self.quarantined_until
+        return self.lost is None and fresh and not self.load.draining
+
+    def is_busy(self, now: float) -> bool:
+        """It said Busy a moment ago: asking again at once would be a storm."""
+        return now < self._busy_until
+
+    @contextmanager
+    def fly(self, listener: Listener, pending_tokens: int) -> Iterator[Flight]:
+        """A slot, counted from here until the block is left, which ends it at the worker too."""
+        flight = Flight(self, next(self._slots), listener, pending_tokens)
+        self.flights[flight.slot] = flight
+        self.pending_tokens += pending_tokens
+        self.unreported_tokens += pending_tokens
+        try:
+            yield flight
+        finally:
+            flight.prompt_done()
+            del self.flights[flight.slot]
+            if flight.used and not flight.ended:
+                cancel = worker_pb2.CancelSlot(slot=flight.slot)
+                self.send(worker_pb2.WorkerCommand(cancel=cancel))
+
+    def send(self, command: worker_pb2.WorkerCommand) -> None:
+        if self.lost is None:
+            try:
+                self.outbox.put_nowait(command)
+            except asyncio.QueueFull:
+                self.lose("outbox")
+
+    def handle(self, frame: worker_pb2.WorkerFrame, now: float) -> None:
+        """Passes a frame's news on, in the order in which the worker means them."""
+        self.last_frame_at = now
+        if frame.HasField("load"):
+            self._take_load(frame.load, now)
+        flights = self.flights
+        for emission in frame.emissions:
+            flight = flights.get(emission.slot)
+            if flight is None:
+                self.num_late += 1
+            else:
+                flight.listener.on_emission(flight, emission)
+        if frame.reserved or frame.busy or frame.errors or frame.ended_slots:
+            self._handle_control(frame, now)
+
+    def lose(self, reason: str) -> None:
+        """The stream is gone: tells every slot on it, once."""
+        if self.lost is not None:
+            return
+        self.lost = reason
+        for flight in list(self.flights.values()):
+            flight.ended = True
+            flight.listener.on_error(flight, Unavailable("a worker was lost"))
+
+    def check_progress(self, now: float, stall_after_s: float) -> bool:
+        """False when the worker should be making steps and has made none for so long."""
+        if not any(flight.computing for flight in self.flights.values()):
+            self.last_step_at = now
+        return now - self.last_step_at <= stall_after_s
+
+    def _take_load(self, load: worker_pb2.Load, now: float) -> None:
+        if load.step != self.load.step:
+            self.last_step_at = now
+            self.quarantined_until = 0.0
+        self.load = load
+        self.unreported_tokens = 0
+
+    def _handle_control(self, frame: worker_pb2.WorkerFrame, now: float) -> None:
+        for reserved in frame.reserved:
+            self._busy_pause = BUSY_BACKOFF_S[0]
+            if flight := self.flights.get(reserved.slot):
+                flight.listener.on_reserved(flight, reserved.num_cached_tokens)
+        for busy in frame.busy:
+            self.note_busy(now)
+            if flight := self.flights.get(busy.slot):
+                flight.ended = True
+                flight.listener.on_busy(flight)
+        for failed in frame.errors:
+            if flight := self.flights.get(failed.slot):
+                flight.listener.on_error(flight, convert.error_from_proto(failed.error))
+        for slot in frame.ended_slots:
+            if flight := self.flights.get(slot):
+                flight.ended = True
+                flight.listener.on_ended(flight)
+
+    def note_busy(self, now: float) -> None:
+        self._busy_until = now + self._busy_pause
+        self._busy_pause = min(2 * self._busy_pause, BUSY_BACKOFF_S[1])
