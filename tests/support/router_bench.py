@@ -1,0 +1,222 @@
+"""A router in this process, with a real Redis, scripted workers and a client on real sockets."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import redis.asyncio
+
+from paceline.core.keys import chain_keys, root_key, tenant_salt
+from paceline.router.config import RouterConfig
+from paceline.router.service import Router
+from paceline.rpc import channel
+from paceline.v1 import common_pb2, control_pb2, control_pb2_grpc, worker_pb2
+from tests.support.fake_worker import DIGEST, MODEL, SECRET, Cluster, FakeWorker, tokens_of
+from tests.support.redis_server import RedisServer
+
+
+async def until(condition: Callable[[], Any], timeout_s: float = 5.0) -> None:
+    """Waits for a condition that other tasks bring about."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 (what is awaited may lie in another process)
+            await asyncio.sleep(0.005)
+
+
+class Answer:
+    """What the client saw of one request."""
+
+    def __init__(self, slot: int, seed: int) -> None:
+        self.slot = slot
+        self.seed = seed
+        self.tokens: dict[int, list[int]] = {}
+        self.times: list[float] = []
+        self.finished: set[int] = set()
+        self.error: common_pb2.Error | None = None
+        self.num_ends = 0
+        self.num_choices = 1
+
+    @property
+    def ended(self) -> bool:
+        return self.error is not None or len(self.finished) == self.num_choices
+
+    @property
+    def longest_pause_s(self) -> float:
+        return max(b - a for a, b in itertools.pairwise(self.times))
+
+    def take(self, emission: common_pb2.Emission) -> None:
+        log = self.tokens.setdefault(emission.choice, [])
+        assert emission.position == len(log), "a gap or a repetition"
+        assert emission.choice not in self.finished, "emissions after the end"
+        log.extend(emission.token_ids)
+        self.times.append(asyncio.get_running_loop().time())
+        if emission.finish:
+            self.finished.add(emission.choice)
+
+    def check(self, num_tokens: int) -> None:
+        """Every choice has the tokens that an undisturbed run gives."""
+        assert self.error is None, self.error
+        for choice in range(self.num_choices):
+            assert self.tokens[choice] == tokens_of(self.seed, choice, num_tokens)
+
+
+class Client:
+    """A gateway's stream."""
+
+    def __init__(self, port: int) -> None:
+        self._channel = channel.connect(f"127.0.0.1:{port}")
+        self.call = control_pb2_grpc.RouterServiceStub(self._channel).Attach()
+        self.answers: dict[int, Answer] = {}
+        self.models: list[control_pb2.ModelInfo] = []
+        self.num_frames = 0
+        self._seeds = itertools.count(1)
+        self._reader = asyncio.create_task(self._read())
+
+    async def submit(
+        self, num_prompt: int = 100, max_tokens: int = 8, n: int = 1, **fields: Any
+    ) -> Answer:
+        seed = next(self._seeds)
+        answer = self.answers[seed] = Answer(fields.pop("slot", seed), seed)
+        answer.num_choices = n
+        request = make_request(seed, num_prompt, max_tokens, n, **fields)
+        submit = control_pb2.SubmitRequest(slot=answer.slot, request=request)
+        await self.call.write(control_pb2.GatewayFrame(submit=submit))
+        return answer
+
+    async def cancel(self, answer: Answer, *choices: int) -> None:
+        cancel = control_pb2.CancelRequest(slot=answer.slot, choices=choices)
+        await self.call.write(control_pb2.GatewayFrame(cancel=cancel))
+
+    async def generate(self, **fields: Any) -> Answer:
+        answer = await self.submit(**fields)
+        await until(lambda: answer.ended, 20)
+        return answer
+
+    async def close(self) -> None:
+        self.call.cancel()
+        await asyncio.gather(self._reader, return_exceptions=True)
+        await self._channel.close()
+
+    async def _read(self) -> None:
+        while (frame := await self.call.read()) is not grpc.aio.EOF:
+            self.num_frames += 1
+            for emission in frame.emissions:
+                self.answers[emission.slot].take(emission)
+            for failed in frame.errors:
+                answer = self.answers[failed.slot]
+                answer.error = failed.error
+                answer.num_ends += 1
+            if frame.models_changed:
+                self.models = list(frame.models)
+
+
+def make_request(
+    seed: int, num_prompt: int, max_tokens: int, n: int = 1, **fields: Any
+) -> common_pb2.TokenRequest:
+    prompt = fields.pop("prompt", None) or [(seed * 31 + i) % 32000 for i in range(num_prompt)]
+    root = root_key(fields.pop("digest", DIGEST), tenant_salt(SECRET.encode(), "t"))
+    sampling = common_pb2.SamplingParams(
+        max_tokens=max_tokens, temperature=1, top_p=1, seed=seed, n=n
+    )
+    given = {
+        "request_id": f"request-{seed}",
+        "model": MODEL,
+        "tenant": "t",
+        "root_key": root,
+        "token_ids": prompt,
+        "num_prompt_tokens": len(prompt),
+        "sampling": sampling,
+        "choices": range(n),
+        "budget_ms": 30_000,
+        "block_keys": b"".join(chain_keys(root, prompt)),
+        **fields,
+    }
+    return common_pb2.TokenRequest(**given)
+
+
+class Bench:
+    def __init__(self, redis_server: RedisServer, **settings: Any) -> None:
+        self.redis_server = redis_server
+        self.redis = redis.asyncio.Redis.from_url(redis_server.url, socket_timeout=1)
+        config: dict[str, Any] = {"port": 0, "probe_port": 0, "secret": SECRET, **settings}
+        self.router = Router(RouterConfig(redis_url=redis_server.url, **config))
+        self.cluster = Cluster()
+        self.workers: dict[str, FakeWorker] = {}
+        self.clients: list[Client] = []
+        self._leases = asyncio.create_task(self._keep_leases())
+
+    async def add(self, worker_id: str, **fields: Any) -> FakeWorker:
+        """Starts a worker, registers it, and waits until the router has it. p…: prefill."""
+        prefill = worker_id.startswith("p")
+        role = worker_pb2.ROLE_PREFILL if prefill else worker_pb2.ROLE_DECODE
+        worker = self.workers[worker_id] = FakeWorker(worker_id, role, self.cluster)
+        for name, value in fields.items():
+            setattr(worker, name, value)
+        await worker.start()
+        await self.register(worker)
+        await self.router.registry.discover()
+        await self.up(worker)
+        return worker
+
+    async def register(self, worker: FakeWorker) -> None:
+        key = f"pl:1:worker:{worker.worker_id}"
+        await self.redis.set(key, worker.info.SerializeToString(), px=3000)
+
+    async def up(self, worker: FakeWorker) -> None:
+        def is_up() -> bool:
+            link = self.router.fleet.links.get(worker.worker_id)
+            session = link.session if link else None
+            return session is not None and session.info.incarnation == worker.info.incarnation
+
+        await until(is_up)
+
+    async def client(self) -> Client:
+        client = Client(self.router.port)
+        self.clients.append(client)
+        await until(lambda: client.num_frames)
+        return client
+
+    async def check_idle(self) -> None:
+        """Nothing of any request is left anywhere: every counter is exactly 0."""
+        coordinator = self.router.coordinator
+        await until(lambda: not coordinator.num_in_flight and not len(coordinator.queue))
+        for session in self.router.fleet.sessions():
+            assert (session.num_in_flight, session.pending_tokens) == (0, 0)
+        await until(lambda: not any(worker.open_slots for worker in self.workers.values()))
+
+    async def close(self) -> None:
+        self._leases.cancel()
+        for client in self.clients:
+            await client.close()
+        await self.router.stop()
+        for worker in self.workers.values():
+            await worker.die()
+        await self.redis.aclose()
+
+    async def _keep_leases(self) -> None:
+        while True:
+            await asyncio.sleep(0.5)
+            for worker in list(self.workers.values()):
+                try:
+                    await self.register(worker)
+                except (redis.exceptions.RedisError, OSError):
+                    await asyncio.sleep(0.1)
+
+
+@asynccontextmanager
+async def router_bench(redis_server: RedisServer, **settings: Any) -> AsyncIterator[Bench]:
+    await flush(redis_server)
+    bench = Bench(redis_server, **settings)
+    await bench.router.start()
+    try:
+        yield bench
+    finally:
+        await bench.close()
+
+
+async def flush(redis_server: RedisServer) -> None:
+    client = redis.asyncio.Redis.from_url(redis_server.url)
+    await client.flushall()
+    await client.aclose()
