@@ -29,5 +29,10 @@ def connect(endpoint: str) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(endpoint, options=_OPTIONS)
 
 
+def connect_blocking(endpoint: str) -> grpc.Channel:
+    """The same for a thread without an event loop."""
+    return grpc.insecure_channel(endpoint, options=_OPTIONS)
+
+
 def make_server() -> grpc.aio.Server:
     return grpc.aio.server(options=_SERVER_OPTIONS)

@@ -1,0 +1,1 @@
+"""The prefill role: computes prompts and holds their KV until a reader has it."""

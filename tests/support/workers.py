@@ -1,0 +1,102 @@
+"""Starts real worker processes on the mock model for tests."""
+
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+SECRET = "a secret of the tests"
+
+
+@dataclass(slots=True)
+class WorkerProcess:
+    """A running `paceline prefill` or `paceline decode`."""
+
+    process: "subprocess.Popen[bytes]"
+    port: int
+    probe_port: int
+
+    @property
+    def endpoint(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def rank_pids(self) -> list[int]:
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
+        return [int(pid) for pid in children.split()]
+
+    def not_ready(self) -> str:
+        """Why /readyz is not 200; empty when it is."""
+        return probe(self.probe_port, "/readyz", 200)
+
+    def metric(self, name: str) -> float:
+        """Sum over the labels of one metric."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.probe_port, timeout=2)
+        connection.request("GET", "/metrics")
+        lines = connection.getresponse().read().decode().splitlines()
+        connection.close()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+
+    def wait_until_ready(self, timeout_s: float = 30.0) -> None:
+        wait_for(lambda: self.process.poll() is not None or not self.not_ready(), timeout_s)
+        assert self.process.poll() is None, "the worker died at its start"
+
+    def stop(self) -> int:
+        """SIGTERM; its exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.terminate()
+        try:
+            return self.process.wait(timeout=20)
+        finally:
+            self.process.kill()
+
+
+def start_worker(role: str, model: Path, **settings: object) -> WorkerProcess:
+    """Returns at once; `settings` are fields of WorkerConfig."""
+    ports = {"port": free_port(), "probe_port": free_port()}
+    given = {"pool_mib": 4, "num_threads": 1, "model": model, **ports, **settings}
+    command = [sys.executable, "-P", "-m", "paceline.cli.main", role]
+    for name, value in given.items():
+        command += [f"--{name.replace('_', '-')}", str(value)]
+    environment = {**os.environ, "PACELINE_WORKER_SECRET": SECRET}
+    process = subprocess.Popen(command, env=environment)
+    return WorkerProcess(process, ports["port"], ports["probe_port"])
+
+
+def probe(port: int, path: str, status: int) -> str:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        text = answer.read(4096).decode()
+        return "" if answer.status == status else text
+    except (OSError, http.client.HTTPException) as error:
+        return repr(error)
+    finally:
+        connection.close()
+
+
+def free_port() -> int:
+    with socket.socket() as probe_socket:
+        probe_socket.bind(("127.0.0.1", 0))
+        port: int = probe_socket.getsockname()[1]
+        return port
+
+
+def wait_for(condition: "object", timeout_s: float = 10.0) -> float:
+    """Seconds until `condition()` held. Fails the test when it does not in time."""
+    assert callable(condition)
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started < timeout_s, f"not so within {timeout_s} s"
+        time.sleep(0.02)
+    return time.monotonic() - started

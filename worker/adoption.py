@@ -1,0 +1,158 @@
+"""Reader side of a hand-off: follows the source's progress, pulls what is new, joins the batch.
+
+    Progress ─ committed range → Pin → copy and verify (thread) → Pulled → Unpin
+             └ record          → Pin rest and tail → copy → Pulled, Adopt → Unpin with the ticket
+
+A failure at any point ends the slot with KvUnavailable: the router plans again, and what was
+pulled stays in the prefix cache. A copy in flight is waited for, whoever ends the slot.
+"""
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING
+
+import grpc
+
+from paceline.core.errors import KvUnavailable, PacelineError, PeerGone
+from paceline.core.ids import BlockKey
+from paceline.core.keys import chain_keys
+from paceline.core.kv_layout import PAGE_TOKENS
+from paceline.engine import messages
+from paceline.rpc.convert import error_from_proto, finish_from_proto
+from paceline.rpc.status import error_of
+from paceline.v1 import common_pb2, kv_pb2
+from paceline.worker.peers import Peer
+from paceline.worker.ranges import PulledRange, RangePuller
+
+if TYPE_CHECKING:
+    from paceline.worker.session import Session
+    from paceline.worker.slots import SlotState
+
+UNPIN_TIMEOUT_S = 3.0
+KNOWN_SIDECARS: frozenset[str] = frozenset()
+
+
+class Adoption:
+    """Starts at once, as a task. `stop` ends it from outside, `finished` waits for its end."""
+
+    def __init__(
+        self, session: "Session", slot: "SlotState", ticket: common_pb2.Ticket, endpoint: str
+    ) -> None:
+        assert slot.reserved is not None
+        self._session = session
+        self._slot = slot
+        self._reserved = slot.reserved
+        self._ticket = ticket
+        self._endpoint = endpoint
+        self._next_block = slot.reserved.num_cached_blocks
+        self._abort = threading.Event()
+        self._puller: RangePuller | None = None
+        self._owes_close = False
+        self._task = asyncio.create_task(self._run())
+
+    def stop(self) -> bool:
+        """True while a copy into the slot's pages is in flight: `TransferClosed` follows it."""
+        self._abort.set()
+        if self._task.done() or self._task is asyncio.current_task():
+            return False
+        if self._puller is not None and self._puller.is_copying:
+            self._owes_close = True  # `_run` goes on until the copy has ended
+            return True
+        self._task.cancel()
+        return False
+
+    async def finished(self) -> None:
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        try:
+            await self._follow()
+        except asyncio.CancelledError:
+            if not self._abort.is_set():
+                raise
+        except grpc.aio.AioRpcError as failure:
+            self._fail(error_of(failure))
+        except PacelineError as error:
+            self._fail(error)
+        finally:
+            if self._owes_close:
+                self._session.send(messages.TransferClosed(self._slot.number))
+
+    def _fail(self, error: PacelineError) -> None:
+        if not self._abort.is_set():
+            self._session.metrics.failures.inc()
+            self._session.end(self._slot, KvUnavailable(f"hand-off: {error.message}"))
+
+    async def _follow(self) -> None:
+        request = self._slot.request
+        hashing = asyncio.to_thread(chain_keys, request.root_key, request.token_ids)
+        connecting = self._session.peers.get(self._ticket, self._endpoint)
+        keys, peer = await asyncio.gather(hashing, connecting)
+        self._puller = RangePuller(self._session, peer, self._reserved, self._ticket, self._abort)
+        try:
+            record = await self._follow_progress(peer, keys)
+            await self._complete(peer, keys, record)
+        except PeerGone:
+            self._session.peers.forget(peer)
+            raise
+
+    async def _follow_progress(self, peer: Peer, keys: list[BlockKey]) -> kv_pb2.HandoffRecord:
+        call = peer.stub.Progress(kv_pb2.ProgressRequest(ticket=self._ticket))
+        try:
+            async for event in call:
+                if event.HasField("error"):
+                    raise error_from_proto(event.error)
+                if event.HasField("record"):
+                    record: kv_pb2.HandoffRecord = event.record
+                    return record
+                await self._pull_to(min(event.num_committed_blocks, len(keys)), keys)
+        finally:
+            call.cancel()
+        raise PeerGone("the source ended its progress without a record")
+
+    async def _pull_to(self, end: int, keys: list[BlockKey], *, with_tail: bool = False) -> None:
+        """Pulls blocks up to `end`, in ranges, and tells the engine of each."""
+        assert self._puller is not None
+        async for pulled in self._puller.pull(self._next_block, end, keys, with_tail=with_tail):
+            if self._abort.is_set():
+                raise asyncio.CancelledError
+            self._tell(pulled)
+
+    def _tell(self, pulled: PulledRange) -> None:
+        if pulled.checksums:
+            message = messages.Pulled(self._slot.number, pulled.first_block, pulled.checksums)
+            self._session.send(message)
+            self._next_block += len(pulled.checksums)
+
+    async def _complete(
+        self, peer: Peer, keys: list[BlockKey], record: kv_pb2.HandoffRecord
+    ) -> None:
+        first_tokens = self._checked(record)
+        if any(first.finish is None for first in first_tokens):
+            has_tail = len(self._slot.request.token_ids) % PAGE_TOKENS > 0
+            await self._pull_to(len(keys), keys, with_tail=has_tail)
+            self._session.send(messages.Adopt(self._slot.number, first_tokens))
+        else:
+            self._session.send(messages.Cancel(self._slot.number))  # nothing is left to decode
+        request = kv_pb2.UnpinRequest(ticket=self._ticket)
+        await peer.stub.Unpin(request, timeout=UNPIN_TIMEOUT_S)
+
+    def _checked(self, record: kv_pb2.HandoffRecord) -> list[messages.FirstToken]:
+        """Raises KvUnavailable for a record that does not fit the request reserved here."""
+        request = self._slot.request
+        unknown = set(record.sidecars) - KNOWN_SIDECARS
+        if unknown:
+            raise KvUnavailable(f"unknown sidecar {sorted(unknown)[0][:40]!r}")
+        if record.num_tokens != len(request.token_ids):
+            reason = f"the source holds {record.num_tokens} tokens of {len(request.token_ids)}"
+            raise KvUnavailable(reason)
+        first_tokens = [
+            messages.FirstToken(item.choice, item.token_id, finish_from_proto(item.finish))
+            for item in record.first_tokens
+        ]
+        choices = sorted(first.choice for first in first_tokens)
+        if choices != sorted(request.choices):
+            raise KvUnavailable("the source's first tokens are not those of the choices asked for")
+        if any(first.token_id >= self._session.info.vocab_size for first in first_tokens):
+            raise KvUnavailable("a first token is outside the vocabulary")
+        return first_tokens

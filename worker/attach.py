@@ -1,0 +1,102 @@
+"""Servicer of WorkerService.Attach: a router's commands in, frames out, while both live."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import grpc
+
+from paceline.core.errors import InvalidRequest, PacelineError, Unavailable
+from paceline.rpc.status import abort
+from paceline.v1 import worker_pb2, worker_pb2_grpc
+from paceline.worker import actions
+from paceline.worker.actions import Action
+from paceline.worker.router_stream import RouterStream
+from paceline.worker.session import Session
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+_ALWAYS: Mapping[str, Action] = {"cancel": actions.cancel, "revoke": actions.revoke}
+_OPENS_SLOT = ("run", "reserve", "prefill")
+
+
+class AttachServicer(worker_pb2_grpc.WorkerServiceServicer):
+    """`current` gives the session, or raises Unavailable while there is none to attach to."""
+
+    accepts: Mapping[str, Action] = {}
+
+    def __init__(self, current: Callable[[], Session]) -> None:
+        self._current = current
+
+    async def Attach(
+        self, request_iterator: AsyncIterator[worker_pb2.WorkerCommand], context: Context
+    ) -> AsyncIterator[worker_pb2.WorkerFrame]:
+        try:
+            session = self._current()
+        except PacelineError as error:
+            await abort(context, error)
+        stream = RouterStream(asyncio.current_task())
+        session.streams.add(stream)
+        reader = asyncio.create_task(self._read(session, stream, request_iterator))
+        try:
+            yield worker_pb2.WorkerFrame(info=session.info, load=session.load_now())
+            async for frame in stream.frames():
+                yield frame
+            if stream.end is not None:
+                await abort(context, stream.end)
+        finally:
+            reader.cancel()
+            session.end_stream(stream, Unavailable("the router has left"))
+
+    async def _read(
+        self,
+        session: Session,
+        stream: RouterStream,
+        commands: AsyncIterator[worker_pb2.WorkerCommand],
+    ) -> None:
+        end = Unavailable("the router has left")
+        try:
+            async for command in commands:
+                stream.last_heard = time.monotonic()
+                self._apply(session, stream, command)
+        except InvalidRequest as error:
+            session.end_stream(stream, error)
+        except asyncio.CancelledError:
+            raise
+        except Exception:  # the call has broken: grpc raises its own kinds here
+            session.end_stream(stream, end)
+        else:
+            session.end_stream(stream, end)
+
+    def _apply(
+        self, session: Session, stream: RouterStream, command: worker_pb2.WorkerCommand
+    ) -> None:
+        """Runs one command; an error of it becomes a SlotError. Raises on broken protocol."""
+        kind = command.WhichOneof("body")
+        if kind is None or kind == "beat":
+            return
+        router_slot: int = getattr(getattr(command, kind), "slot", 0)
+        if kind in _OPENS_SLOT and router_slot in stream.slots:
+            raise InvalidRequest("slot", router_slot, "is in use on this stream")
+        try:
+            self._action(kind)(session, stream, command)
+        except PacelineError as error:
+            self._refuse(session, stream, router_slot, error)
+        stream.flush(session.load_now())
+
+    def _action(self, kind: str) -> Action:
+        action = self.accepts.get(kind) or _ALWAYS.get(kind)
+        if action is None:
+            raise InvalidRequest("command", kind, "is not for a worker of this role")
+        return action
+
+    def _refuse(
+        self, session: Session, stream: RouterStream, router_slot: int, error: PacelineError
+    ) -> None:
+        slot = stream.slots.get(router_slot)
+        if slot is not None:
+            session.end(slot, error)
+            return
+        stream.add_error(router_slot, error)
+        stream.add_ended(router_slot)

@@ -1,0 +1,73 @@
+"""Configuration of a worker, whatever its role."""
+
+import os
+from dataclasses import dataclass
+from typing import ClassVar
+
+from paceline.core.config import setting
+from paceline.core.errors import ConfigError
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """A worker: one front process and one rank process with its page pool."""
+
+    env_prefix: ClassVar[str] = "PACELINE_WORKER_"
+
+    worker_id: str = setting("", "Stable name of this worker; empty: role and a random part.")
+    host: str = setting("127.0.0.1", "Address that gRPC and the probes listen on.")
+    port: int = setting(0, "gRPC port of WorkerService and KvTransferService; 0: a free one.")
+    probe_port: int = setting(0, "HTTP port of /livez, /readyz and /metrics; 0: a free one.")
+    advertise_host: str = setting("", "Host that routers and peers connect to; empty: host.")
+    model: str = setting("", "Directory of the model: config.json and safetensors.")
+    model_name: str = setting("", "Name that requests use; empty: the directory's name.")
+    redis_url: str = setting("", "Where to register, redis://host:port; empty: nowhere.")
+    secret: str = setting("", "The deployment's secret, which signs tickets.", secret=True)
+    device: str = setting("cpu", "Device of the rank: cpu, or cuda[:index].")
+    dtype: str = setting("auto", "Number format of weights and KV: " + ", ".join(DTYPES) + ".")
+    pool_mib: int = setting(512, "Size of the page pool in MiB.")
+    max_batch_tokens: int = setting(1024, "Most tokens that one step computes.")
+    max_running: int = setting(64, "Most sequences that one step computes.")
+    step_time_ms: float = setting(100.0, "Time that a step with prefill in it aims at.")
+    num_threads: int = setting(0, "Compute threads of the rank; 0: as many as cores.")
+    transports: tuple[str, ...] = setting(
+        ("auto",), "Transports to export and to read with, best first."
+    )
+    silence_s: float = setting(6.0, "A router or reader not heard of for so long is gone.")
+    beat_s: float = setting(1.0, "Time between beats on streams, leases and in Redis.")
+    stall_s: float = setting(4.0, "A rank without an answer for so long makes us unready.")
+    run_dir: str = setting("", "Parent of the private socket folder; empty: the system's.")
+    drain_timeout_s: float = setting(30.0, "How long a drain waits for running requests.")
+    max_pinned_share: float = setting(0.5, "Share of the pool that readers may pin.")
+    pull_threads: int = setting(2, "Threads that copy KV from other workers.")
+    max_slots: int = setting(2048, "Most requests held at once, whatever their state.")
+
+    def __post_init__(self) -> None:
+        _check("secret", "", bool(self.secret), f"set {self.env_prefix}SECRET, equal everywhere")
+        _check("model", self.model, os.path.isdir(self.model), "must be a folder with a model")
+        _check("dtype", self.dtype, self.dtype in DTYPES, f"must be one of {', '.join(DTYPES)}")
+        for name in ("port", "probe_port"):
+            port = getattr(self, name)
+            _check(name, port, 0 <= port < 65536, "must lie between 0 and 65535")
+        for name in ("pool_mib", "max_batch_tokens", "max_running", "pull_threads", "max_slots"):
+            _check(name, getattr(self, name), getattr(self, name) >= 1, "must be at least 1")
+        for name in ("step_time_ms", "silence_s", "beat_s", "stall_s"):
+            _check(name, getattr(self, name), getattr(self, name) > 0, "must be positive")
+        _check("beat_s", self.beat_s, self.beat_s < self.silence_s / 2, "must be < silence_s / 2")
+        _check("num_threads", self.num_threads, self.num_threads >= 0, "must not be negative")
+        share = self.max_pinned_share
+        _check("max_pinned_share", share, 0 < share <= 1, "must lie in (0, 1]")
+        _check("transports", self.transports, bool(self.transports), "must name one, or auto")
+        drain = self.drain_timeout_s
+        _check("drain_timeout_s", drain, drain >= 0, "must not be negative")
+
+    @property
+    def served_name(self) -> str:
+        return self.model_name or os.path.basename(os.path.normpath(self.model))
+
+
+def _check(field: str, value: object, holds: bool, reason: str) -> None:
+    if not holds:
+        raise ConfigError(field, value, reason)

@@ -1,0 +1,54 @@
+"""Engine events in the words of the worker protocol."""
+
+from paceline.engine import messages
+from paceline.rpc.convert import finish_to_proto
+from paceline.v1 import common_pb2, kv_pb2, worker_pb2
+
+
+def emission_to_proto(
+    event: messages.Emission, router_slot: int, emitted_unix_us: int
+) -> common_pb2.Emission:
+    return common_pb2.Emission(
+        slot=router_slot,
+        choice=event.choice,
+        position=event.position,
+        token_ids=event.token_ids,
+        logprobs=[_logprobs_to_proto(item) for item in event.logprobs],
+        finish=finish_to_proto(event.finish),
+        num_cached_tokens=event.num_cached_tokens,
+        emitted_unix_us=emitted_unix_us,
+    )
+
+
+def _logprobs_to_proto(item: messages.PositionLogprobs) -> common_pb2.PositionLogprobs:
+    return common_pb2.PositionLogprobs(
+        chosen=common_pb2.TokenLogprob(token_id=item.token_id, logprob=item.logprob),
+        top=[common_pb2.TokenLogprob(token_id=i, logprob=p) for i, p in item.top],
+    )
+
+
+def load_to_proto(load: messages.Load, step: int, draining: bool) -> worker_pb2.Load:
+    return worker_pb2.Load(
+        num_running=load.num_running,
+        num_waiting=load.num_waiting,
+        num_waiting_tokens=load.num_waiting_tokens,
+        num_free_pages=max(load.num_free_pages, 0),
+        num_pages=load.num_pages,
+        step=step,
+        draining=draining,
+    )
+
+
+def record_to_proto(
+    event: messages.HandoffReady, request: messages.RequestSpec
+) -> kv_pb2.HandoffRecord:
+    return kv_pb2.HandoffRecord(
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_tokens=event.num_tokens,
+        first_tokens=[
+            kv_pb2.FirstToken(
+                choice=first.choice, token_id=first.token_id, finish=finish_to_proto(first.finish)
+            )
+            for first in event.first_tokens
+        ],
+    )

@@ -1,0 +1,236 @@
+"""The front process of a worker: start, ready, drain, stop, and a rank kept running in between."""
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+from grpc_health.v1 import _async as health_aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from paceline.core.errors import ConfigError, PacelineError, Unavailable
+from paceline.core.ids import WorkerId
+from paceline.core.probes import ProbeServer
+from paceline.rpc import records
+from paceline.rpc.channel import make_server
+from paceline.v1 import kv_pb2, kv_pb2_grpc, worker_pb2, worker_pb2_grpc
+from paceline.worker.attach import AttachServicer
+from paceline.worker.config import WorkerConfig
+from paceline.worker.connectors import Connectors, make_connectors
+from paceline.worker.kv_service import KvTransferServicer
+from paceline.worker.metrics import WorkerMetrics
+from paceline.worker.rank_process import RankProcess, launch
+from paceline.worker.registry import Registry
+from paceline.worker.session import Session
+
+BACK_OFF_S = (0.05, 10.0)  # first, longest; it doubles while ranks die young
+YOUNG_S = 30.0
+HEALTH_PERIOD_S = 0.2
+SERVICES = (
+    worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name,
+    kv_pb2.DESCRIPTOR.services_by_name["KvTransferService"].full_name,
+)
+
+MakeServicer = Callable[[Callable[[], Session]], AttachServicer]
+
+_log = structlog.get_logger("paceline.worker")
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What makes a worker a prefill or a decode worker."""
+
+    role: worker_pb2.Role
+    name: str  # "prefill" | "decode"
+    make_servicer: MakeServicer
+
+
+class Front:
+    """Call `start`, then `serve_until` a stop is asked for; `drain` and `stop` follow in it."""
+
+    def __init__(self, config: WorkerConfig, side: Side) -> None:
+        self.config = config
+        self.side = side
+        name = config.worker_id or f"{side.name}-{secrets.token_hex(4)}"
+        self.worker_id = WorkerId(name)
+        self.metrics = WorkerMetrics(config.served_name)
+        self.session: Session | None = None
+        self.port = 0
+        self.probe_port = 0
+        self._reason = "the model is being loaded"
+        self._draining = False
+        self._registry = Registry(config.redis_url, config.beat_s)
+        self._server = make_server()
+        self._health = health_aio.HealthServicer()
+        self._probes = ProbeServer(
+            config.host, config.probe_port, self.reasons, self.metrics.registry
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+        self._rank_task: asyncio.Task[None] | None = None
+
+    # --- start ---
+
+    async def start(self) -> None:
+        """Binds the ports, then loads the model. Raises ConfigError for what cannot work."""
+        self.probe_port = await self._probes.start()
+        self._bind()
+        await self._server.start()
+        self._tasks.append(asyncio.create_task(self._reflect_health()))
+        rank = await launch(self.config)
+        self._rank_task = asyncio.create_task(self._keep_rank(rank))
+        self._tasks.append(self._rank_task)
+        _log.info("worker started", worker=self.worker_id, port=self.port)
+
+    def _bind(self) -> None:
+        host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(  # type: ignore[no-untyped-call]
+            self.side.make_servicer(self.current), self._server
+        )
+        kv_pb2_grpc.add_KvTransferServiceServicer_to_server(  # type: ignore[no-untyped-call]
+            KvTransferServicer(self.current), self._server
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+        try:
+            self.port = self._server.add_insecure_port(f"{host}:{self.config.port}")
+        except RuntimeError:
+            raise ConfigError("port", self.config.port, "cannot be bound, is it taken?") from None
+
+    # --- ready ---
+
+    def reasons(self) -> list[str]:
+        """Why the worker is not ready; ready when empty."""
+        if self._draining:
+            return ["draining"]
+        if self.session is None:
+            return [self._reason]
+        return ["the rank is stalled"] if self.session.is_stalled else []
+
+    def current(self) -> Session:
+        """The session to attach to. Raises Unavailable while loading, restarting, draining."""
+        if self.session is None:
+            raise Unavailable(self._reason, retry_after_s=1.0)
+        return self.session
+
+    async def _reflect_health(self) -> None:
+        serving = health_pb2.HealthCheckResponse.SERVING
+        not_serving = health_pb2.HealthCheckResponse.NOT_SERVING
+        while True:
+            is_ready = not self.reasons()
+            self.metrics.ready.set(is_ready)
+            self.metrics.redis_up.set(self._registry.is_up)
+            for name in ("", *SERVICES):
+                await self._health.set(name, serving if is_ready else not_serving)
+            await asyncio.sleep(HEALTH_PERIOD_S)
+
+    # --- the rank ---
+
+    async def _keep_rank(self, rank: RankProcess) -> None:
+        """Runs one incarnation after the other, with back-off while they die young."""
+        back_off_s = BACK_OFF_S[0]
+        while True:
+            started = time.monotonic()
+            reason = await self._run_incarnation(rank)
+            _log.error("rank lost", incarnation=rank.incarnation, reason=reason)
+            if time.monotonic() - started > YOUNG_S:
+                back_off_s = BACK_OFF_S[0]
+            while True:
+                await asyncio.sleep(back_off_s)
+                back_off_s = min(2 * back_off_s, BACK_OFF_S[1])
+                try:
+                    rank = await launch(self.config)
+                    break
+                except PacelineError as error:
+                    _log.error("rank does not start", reason=error.message)
+
+    async def _run_incarnation(self, rank: RankProcess) -> str:
+        info = self._describe(rank)
+        connectors = await asyncio.to_thread(self._connectors, rank)
+        info.transports[:] = [name for name, _ in connectors.addresses()]
+        records.sign(info, self.config.secret.encode())
+        session = Session(
+            self.config, rank, info, connectors, self.metrics, on_keys=self._registry.add
+        )
+        session.draining = self._draining
+        self.metrics.incarnations.inc()
+        self._registry.publish(info)
+        self.session = session
+        _log.info("rank ready", incarnation=rank.incarnation, pages=rank.ready.num_pages)
+        try:
+            return await session.run()
+        finally:
+            self._reason = "the rank is being restarted"
+            self.session = None
+            await self._registry.withdraw()
+            await session.close()
+
+    def _connectors(self, rank: RankProcess) -> Connectors:
+        return make_connectors(self.config, rank)
+
+    def _describe(self, rank: RankProcess) -> worker_pb2.WorkerInfo:
+        ready = rank.ready
+        host = self.config.advertise_host or self.config.host
+        return worker_pb2.WorkerInfo(
+            worker_id=self.worker_id,
+            incarnation=rank.incarnation,
+            role=self.side.role,
+            endpoint=f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}",
+            model=self.config.served_name,
+            content_digest=ready.content_digest,
+            layout_digest=ready.layout_digest,
+            serving_digest=ready.serving_digest,
+            context_length=ready.context_length,
+            vocab_size=ready.vocab_size,
+            num_pages=ready.num_pages,
+            page_bytes=ready.page_bytes,
+        )
+
+    # --- drain ---
+
+    async def drain(self) -> None:
+        """Unready, refuses new work, waits for what runs, at most `drain_timeout_s`."""
+        self._draining = True
+        if self.session is None:
+            return
+        self.session.draining = True
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.session.slots.idle(), self.config.drain_timeout_s)
+
+    # --- stop ---
+
+    async def stop(self) -> None:
+        """Ends everything at once. Safe after a start that failed."""
+        for task in reversed(self._tasks):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        await self._server.stop(grace=0.5)
+        await self._probes.stop()
+
+    async def serve_until(self, stop: asyncio.Event) -> None:
+        """Start, serve, and at `stop` drain and stop. Raises what `start` raises."""
+        stopping = asyncio.create_task(stop.wait())
+        starting = asyncio.create_task(self.start())
+        try:
+            if await _comes_first(starting, stopping):
+                assert self._rank_task is not None
+                await _comes_first(self._rank_task, stopping)
+                await self.drain()
+        finally:
+            for task in (starting, stopping):
+                task.cancel()
+            await asyncio.gather(starting, stopping, return_exceptions=True)
+            await self.stop()
+
+
+async def _comes_first(work: "asyncio.Task[None]", stopping: "asyncio.Task[bool]") -> bool:
+    """True when `work` is done before a stop is asked for; raises what it raised."""
+    await asyncio.wait((work, stopping), return_when=asyncio.FIRST_COMPLETED)
+    if work.done():
+        await work
+    return work.done()

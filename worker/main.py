@@ -1,0 +1,28 @@
+"""Runs a front process until SIGTERM or SIGINT; what both roles' main modules call."""
+
+import asyncio
+import signal
+import sys
+
+from paceline.core import logs
+from paceline.worker.config import WorkerConfig
+from paceline.worker.front import Front, Side
+
+SWITCH_INTERVAL_S = 0.0005  # copies release the GIL; the event loop must get it back soon
+
+
+def run(config: WorkerConfig, side: Side) -> int:
+    """Blocks; 0 after a drain. Raises ConfigError when the worker cannot start."""
+    logs.configure(side.name)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    asyncio.run(_serve(config, side))
+    return 0
+
+
+async def _serve(config: WorkerConfig, side: Side) -> None:
+    front = Front(config, side)  # within the loop that its server will run on
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await front.serve_until(stop)

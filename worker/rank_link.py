@@ -1,0 +1,116 @@
+"""The front's end of the two ZeroMQ pairs to its rank: the step loop's and the pool thread's.
+
+Both are ipc sockets in a private 0700 folder, which is removed once the rank has connected: after
+a kill -9 nothing is left behind. Queues are bounded; a rank that lets its own fill up is stalled.
+"""
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+from itertools import count
+from pathlib import Path
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from paceline.core.errors import Unavailable
+from paceline.engine.messages import PoolCall, PoolReply, StepOutput
+from paceline.worker.rank_messages import (
+    FAILED,
+    READY,
+    STEP,
+    RankCommand,
+    RankFailed,
+    RankReady,
+)
+
+MAX_QUEUED = 20_000  # above the most commands that all slots can have under way
+MAX_MESSAGE_BYTES = 64 << 20
+MAX_POOL_CALLS = 256
+
+RankOutput = RankReady | RankFailed | StepOutput
+
+_DECODERS: dict[bytes, msgspec.msgpack.Decoder[RankOutput]] = {
+    READY: msgspec.msgpack.Decoder(RankReady),
+    FAILED: msgspec.msgpack.Decoder(RankFailed),
+    STEP: msgspec.msgpack.Decoder(StepOutput),
+}
+
+
+def configure(socket: "zmq.Socket[bytes] | zmq.asyncio.Socket") -> None:
+    """Settings of both ends: bounded, and nothing lingers."""
+    socket.setsockopt(zmq.SNDHWM, MAX_QUEUED)
+    socket.setsockopt(zmq.RCVHWM, MAX_QUEUED)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    socket.setsockopt(zmq.LINGER, 0)
+
+
+class RankLink:
+    """Commands down, outputs up, and calls of the page pool beside them."""
+
+    def __init__(self, run_dir: str) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="paceline-", dir=run_dir or None))
+        self._context = zmq.asyncio.Context(io_threads=1)
+        self._steps = self._context.socket(zmq.PAIR)
+        self._pool = self._context.socket(zmq.PAIR)
+        self.step_address = f"ipc://{self._folder}/step"
+        self.pool_address = f"ipc://{self._folder}/pool"
+        for socket, address in ((self._steps, self.step_address), (self._pool, self.pool_address)):
+            configure(socket)
+            socket.bind(address)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._replies = msgspec.msgpack.Decoder(PoolReply)
+        self.last_step_unix_us = 0
+        self._numbers = count(1)
+        self._calls: dict[int, asyncio.Future[PoolReply]] = {}
+        self._answers = asyncio.create_task(self._receive_replies())
+
+    def hide(self) -> None:
+        """Both ends are connected: nobody else shall find the sockets."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def send(self, command: RankCommand) -> None:
+        """Never blocks. Raises Unavailable when the rank has stopped reading."""
+        sent = self._steps.send(self._encoder.encode(command), zmq.NOBLOCK)
+        assert isinstance(sent, asyncio.Future)  # done at once, as it must not block
+        if sent.exception() is not None:
+            raise Unavailable("the worker's engine does not take commands")
+
+    async def receive(self) -> RankOutput:
+        kind, payload, unix_us = await self._steps.recv_multipart()
+        self.last_step_unix_us = int.from_bytes(unix_us, "little")
+        return _DECODERS[kind].decode(payload)
+
+    async def call(self, call: PoolCall) -> PoolReply:
+        """Answered within microseconds by the rank's pool thread, whatever the step loop does."""
+        if len(self._calls) >= MAX_POOL_CALLS:
+            raise Unavailable("too many calls of the page pool at once")
+        number = next(self._numbers)
+        future: asyncio.Future[PoolReply] = asyncio.get_running_loop().create_future()
+        self._calls[number] = future
+        try:
+            message = [number.to_bytes(8, "little"), self._encoder.encode(call)]
+            await self._pool.send_multipart(message)
+            return await future
+        finally:
+            del self._calls[number]
+
+    async def _receive_replies(self) -> None:
+        while True:
+            number, payload = await self._pool.recv_multipart()
+            future = self._calls.get(int.from_bytes(number, "little"))
+            if future is not None and not future.done():
+                future.set_result(self._replies.decode(payload))
+
+    async def close(self) -> None:
+        """Fails the calls under way with Unavailable."""
+        self._answers.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._answers
+        for future in list(self._calls.values()):
+            if not future.done():
+                future.set_exception(Unavailable("the worker's engine has stopped"))
+        self._context.destroy(linger=0)
+        self.hide()

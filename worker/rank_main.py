@@ -1,0 +1,181 @@
+"""A rank process: one model, one page pool, one engine, one step loop.
+
+Started by the front with its configuration on standard input; dies with the front. The main
+thread steps and sleeps on its socket when there is nothing to do; a second one answers the pool.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import torch
+import zmq
+
+from paceline.core import logs
+from paceline.core.errors import ErrorCode, PacelineError
+from paceline.core.serving_digest import serving_digest
+from paceline.engine.config import EngineConfig
+from paceline.engine.engine import Engine
+from paceline.engine.messages import PoolCall, StepOutput
+from paceline.engine.pool_calls import PoolCalls
+from paceline.models.loader import LoadedModel, load_model
+from paceline.worker.rank_link import configure
+from paceline.worker.rank_messages import (
+    FAILED,
+    READY,
+    STEP,
+    Ping,
+    RankCommand,
+    RankConfig,
+    RankFailed,
+    RankReady,
+)
+from paceline.worker.rank_pool import make_pools
+
+SWITCH_INTERVAL_S = 0.0002  # the pool thread answers within it while the step thread computes
+STARVED_WAIT_MS = 5  # waiting requests, no pages: readers unpin without a command
+_PR_SET_PDEATHSIG = 1
+
+
+class StepLoop:
+    """Commands → step → output, one after the other, in one thread."""
+
+    def __init__(self, engine: Engine, socket: "zmq.Socket[bytes]") -> None:
+        self._engine = engine
+        self._socket = socket
+        self._decoder: msgspec.msgpack.Decoder[RankCommand] = msgspec.msgpack.Decoder(RankCommand)
+        self._num_steps = 0
+        self._was_pinged = False
+
+    def run(self) -> None:
+        wait_ms: int | None = None  # None: until a command comes
+        while True:
+            self._handle_commands(wait_ms)
+            output = self._engine.step()
+            if output is None and self._was_pinged:
+                output = StepOutput(self._num_steps, [], self._engine.load())
+            if output is not None:
+                self._num_steps = output.step
+                self._was_pinged = False
+                send(self._socket, STEP, output)
+            wait_ms = 0 if output is not None else self._idle_wait_ms()
+
+    def _idle_wait_ms(self) -> int | None:
+        return STARVED_WAIT_MS if self._engine.has_work() else None
+
+    def _handle_commands(self, wait_ms: int | None) -> None:
+        """All that have arrived, the first of them after at most `wait_ms`."""
+        self._socket.poll(wait_ms)
+        while self._socket.poll(0):
+            command = self._decoder.decode(self._socket.recv())
+            if isinstance(command, Ping):
+                self._was_pinged = True
+            else:
+                self._engine.handle(command)
+
+
+def answer_pool_calls(
+    context: "zmq.Context[zmq.Socket[bytes]]", address: str, calls: PoolCalls
+) -> None:
+    """Runs in a thread of its own: [number, call] → [number, reply]."""
+    decoder: msgspec.msgpack.Decoder[PoolCall] = msgspec.msgpack.Decoder(PoolCall)
+    encoder = msgspec.msgpack.Encoder()
+    socket = connect(context, address)
+    while True:
+        number, payload = socket.recv_multipart()
+        socket.send_multipart([number, encoder.encode(calls.answer(decoder.decode(payload)))])
+
+
+def connect(context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> "zmq.Socket[bytes]":
+    socket = context.socket(zmq.PAIR)
+    configure(socket)
+    socket.connect(address)
+    return socket
+
+
+def send(socket: "zmq.Socket[bytes]", kind: bytes, message: object) -> None:
+    now_us = time.time_ns() // 1000
+    socket.send_multipart([kind, msgspec.msgpack.encode(message), now_us.to_bytes(8, "little")])
+
+
+def make_engine(config: RankConfig) -> tuple[Engine, RankReady]:
+    """Raises ConfigError for a model or a setting that cannot work."""
+    if config.num_threads:
+        torch.set_num_threads(config.num_threads)
+    dtype = config.dtype
+    if dtype == "auto":
+        dtype = "float32" if config.device == "cpu" else "bfloat16"
+    loaded = load_model(Path(config.model), config.device, dtype)
+    model = loaded.model
+    pools, memory = make_pools(model, config.pool_fd, config.pool_bytes, config.device)
+    engine_config = EngineConfig(
+        num_pages=pools[0].shape[0],
+        max_batch_tokens=config.max_batch_tokens,
+        max_running=config.max_running,
+        step_time_ms=config.step_time_ms,
+        max_waiting=config.max_waiting,
+        max_pinned_share=config.max_pinned_share,
+        device=config.device,
+    )
+    engine = Engine(model, engine_config, pools, memory)
+    return engine, describe(loaded, config.model, engine.pool.num_pages)
+
+
+def describe(loaded: LoadedModel, folder: str, num_pages: int) -> RankReady:
+    model = loaded.model
+    return RankReady(
+        content_digest=loaded.content_digest,
+        layout_digest=model.layout.digest,
+        serving_digest=serving_digest(Path(folder)),
+        context_length=model.context_length,
+        vocab_size=model.vocab_size,
+        groups=model.layout.groups,
+        num_pages=num_pages,
+        page_bytes=sum(group.page_bytes for group in model.layout.groups),
+    )
+
+
+def die_with(parent_pid: int) -> None:
+    """The kernel kills us when the front's main thread ends, however that happens."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(1)  # it ended before we asked
+
+
+def main() -> int:
+    config = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=RankConfig)
+    die_with(config.parent_pid)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the front's to handle
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    logs.configure("rank")
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    steps = connect(context, config.step_address)
+    try:
+        engine, ready = make_engine(config)
+    except PacelineError as error:
+        send(steps, FAILED, RankFailed(error.code, error.message))
+        return 1
+    except (MemoryError, RuntimeError) as error:  # torch: out of memory, no such device
+        send(steps, FAILED, RankFailed(ErrorCode.INTERNAL, str(error)[:300]))
+        return 1
+    thread = threading.Thread(
+        target=answer_pool_calls,
+        args=(context, config.pool_address, engine.pool_calls),
+        name="pool-calls",
+        daemon=True,
+    )
+    thread.start()
+    send(steps, READY, ready)
+    with torch.inference_mode():
+        StepLoop(engine, steps).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""One rank process and what dies with it: its page pool, its incarnation, its link."""
+
+import asyncio
+import os
+import secrets
+import sys
+from dataclasses import dataclass
+
+import msgspec
+
+from paceline.core.errors import ConfigError, EngineFailure, ErrorCode
+from paceline.core.ids import Incarnation
+from paceline.engine.messages import Unpin
+from paceline.kv_transfer.base import LocalPool
+from paceline.kv_transfer.pool_memory import open_pool_memory, seal_pool_memory
+from paceline.worker.config import WorkerConfig
+from paceline.worker.rank_link import RankLink
+from paceline.worker.rank_messages import RankConfig, RankFailed, RankReady
+
+_COMMAND = (sys.executable, "-P", "-m", "paceline.worker.rank_main")
+
+
+@dataclass(slots=True, eq=False)
+class RankProcess:
+    """A running rank. `memory` maps its pool; whoever copies keeps a reference to it."""
+
+    incarnation: Incarnation
+    process: asyncio.subprocess.Process
+    link: RankLink
+    pool_fd: int
+    ready: RankReady
+    memory: memoryview | None  # None: the pool is on a device
+
+    def local_pool(self) -> LocalPool | None:
+        """What sources export and readers copy into; None when it is on a device."""
+        if self.memory is None:
+            return None
+        return LocalPool(self.memory, self.ready.groups[0], self.ready.num_pages, self.pool_fd)
+
+    def kill(self) -> None:
+        if self.process.returncode is None:
+            self.process.kill()
+
+    async def close(self) -> None:
+        """Ends the process and frees the pool once no copy holds `memory` any more."""
+        self.kill()
+        await self.process.wait()
+        await self.link.close()
+        os.close(self.pool_fd)
+
+
+async def launch(config: WorkerConfig) -> RankProcess:
+    """Starts a rank and waits until its model is loaded.
+
+    Raises ConfigError when the model or a setting is at fault, EngineFailure when it dies.
+    """
+    fd = os.memfd_create("paceline-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    link = RankLink(config.run_dir)
+    process = None
+    try:
+        process = await _spawn(config, fd, link)
+        ready = await _await_ready(process, link, config.model)
+        await link.call(Unpin([]))  # the pool's thread is connected too
+    except BaseException:
+        if process is not None and process.returncode is None:
+            process.kill()
+            await process.wait()
+        await link.close()
+        os.close(fd)
+        raise
+    link.hide()
+    memory = None
+    if os.fstat(fd).st_size:
+        memory = open_pool_memory(fd).view
+        seal_pool_memory(fd)  # both of us have mapped it: from now on others only read
+    incarnation = Incarnation(secrets.token_hex(8))
+    return RankProcess(incarnation, process, link, fd, ready, memory)
+
+
+async def _spawn(config: WorkerConfig, fd: int, link: RankLink) -> asyncio.subprocess.Process:
+    message = RankConfig(
+        parent_pid=os.getpid(),
+        model=config.model,
+        device=config.device,
+        dtype=config.dtype,
+        pool_fd=fd,
+        pool_bytes=config.pool_mib << 20,
+        max_batch_tokens=config.max_batch_tokens,
+        max_running=config.max_running,
+        step_time_ms=config.step_time_ms,
+        num_threads=config.num_threads,
+        max_waiting=config.max_slots,
+        max_pinned_share=config.max_pinned_share,
+        step_address=link.step_address,
+        pool_address=link.pool_address,
+    )
+    process = await asyncio.create_subprocess_exec(
+        *_COMMAND, stdin=asyncio.subprocess.PIPE, pass_fds=(fd,)
+    )
+    assert process.stdin is not None
+    process.stdin.write(msgspec.msgpack.encode(message))
+    process.stdin.close()
+    return process
+
+
+async def _await_ready(
+    process: asyncio.subprocess.Process, link: RankLink, model: str
+) -> RankReady:
+    died = asyncio.create_task(process.wait())
+    first = asyncio.create_task(link.receive())
+    try:
+        await asyncio.wait((died, first), return_when=asyncio.FIRST_COMPLETED)
+        if not first.done():
+            raise EngineFailure(f"the rank process died while loading, status {died.result()}")
+        return _checked(first.result(), model)
+    finally:
+        died.cancel()
+        first.cancel()
+
+
+def _checked(output: object, model: str) -> RankReady:
+    if isinstance(output, RankFailed):
+        if output.code is ErrorCode.CONFIG:
+            raise ConfigError("model", model, output.message)
+        raise EngineFailure(output.message)
+    assert isinstance(output, RankReady)
+    return output

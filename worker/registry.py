@@ -1,0 +1,148 @@
+"""This worker in Redis: its record under a lease, and the events of its pool. A hint, no more.
+
+    pl:1:worker:<id>               signed WorkerInfo, expires in 3 beats
+    pl:1:keys:<id>:<incarnation>   set of 16-byte keys
+    pl:1:seq:<id>:<incarnation>    sequence of the last event in the set
+    pl:1:events                    stream of events of all workers
+
+Set, sequence and event change in one script. Nothing here is awaited by serving: a Redis that is
+slow, paused or gone costs dropped events, which a resync replaces when it is back.
+"""
+
+import asyncio
+import contextlib
+
+import redis.asyncio
+import structlog
+from redis.exceptions import RedisError
+
+from paceline.engine.messages import Removed, Stored
+from paceline.v1 import worker_pb2
+from paceline.worker.index_events import IndexEvents
+
+PREFIX = "pl:1:"
+MAX_STREAM_EVENTS = 100_000
+KEYS_TTL_MS = 10_000
+TIMEOUT_S = 1.0
+EVENT_DELAY_S = 0.01  # events of a few steps go out together
+
+# KEYS: set, sequence, stream. ARGV: worker, incarnation, kind, packed keys, ttl, stream length,
+# sequence
+_APPLY = """
+local packed, n = ARGV[4], #ARGV[4] / 16
+if ARGV[3] == 'cleared' then redis.call('DEL', KEYS[1]) end
+for i = 0, n - 1 do
+  local key = string.sub(packed, i * 16 + 1, i * 16 + 16)
+  if ARGV[3] == 'stored' then redis.call('SADD', KEYS[1], key)
+  else redis.call('SREM', KEYS[1], key) end
+end
+redis.call('PEXPIRE', KEYS[1], ARGV[5])
+redis.call('SET', KEYS[2], ARGV[7], 'PX', ARGV[5])
+redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[6], '*', 'w', ARGV[1], 'i', ARGV[2],
+  's', ARGV[7], 'k', ARGV[3], 'b', packed, 't', 'device')
+"""
+
+_log = structlog.get_logger("paceline.worker")
+
+
+class Registry:
+    """`publish` an incarnation, `withdraw` it when it ends, `close` at exit.
+
+    Without a URL every call does nothing.
+    """
+
+    def __init__(self, redis_url: str, beat_s: float) -> None:
+        self._url = redis_url
+        self._beat_s = beat_s
+        self._events = IndexEvents()
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._info: worker_pb2.WorkerInfo | None = None
+        self.is_up = False
+
+    def add(self, event: Stored | Removed) -> None:
+        if self._task is not None:
+            self._events.add(event)
+            self._wake.set()
+
+    def publish(self, info: worker_pb2.WorkerInfo) -> None:
+        if self._url:
+            self._info = info
+            self._events = IndexEvents()
+            self._task = asyncio.create_task(self._write(info, self._events))
+
+    async def withdraw(self) -> None:
+        """Takes the record back, so that routers need not wait for its lease to end."""
+        task, self._task = self._task, None
+        if task is None or self._info is None:
+            return
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        with contextlib.suppress(RedisError, OSError, TimeoutError):
+            async with asyncio.timeout(TIMEOUT_S), self._client() as client:
+                await client.delete(
+                    f"{PREFIX}worker:{self._info.worker_id}",
+                    *_names(self._info),
+                )
+
+    def _client(self) -> redis.asyncio.Redis:
+        return redis.asyncio.from_url(
+            self._url,
+            socket_timeout=TIMEOUT_S,
+            socket_connect_timeout=TIMEOUT_S,
+            retry=None,
+            single_connection_client=True,
+        )
+
+    async def _write(self, info: worker_pb2.WorkerInfo, events: IndexEvents) -> None:
+        while True:
+            try:
+                async with self._client() as client:
+                    await self._serve(client, info, events)
+            except (RedisError, OSError, TimeoutError) as error:
+                if self.is_up:
+                    _log.warning("redis is away; routing goes on without it", error=str(error))
+                self.is_up = False
+                events.lost()
+                await asyncio.sleep(self._beat_s)
+
+    async def _serve(
+        self,
+        client: redis.asyncio.Redis,
+        info: worker_pb2.WorkerInfo,
+        events: IndexEvents,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        script = client.register_script(_APPLY)
+        next_beat = loop.time()
+        while True:
+            if loop.time() >= next_beat:
+                await self._beat(client, info)
+                next_beat = loop.time() + self._beat_s
+            self._wake.clear()
+            for kind, keys in events.take():
+                owner = (info.worker_id, info.incarnation)
+                limits = (KEYS_TTL_MS, MAX_STREAM_EVENTS, events.next_sequence())
+                await script(
+                    keys=[*_names(info), f"{PREFIX}events"],
+                    args=[*owner, kind, b"".join(keys), *limits],
+                )
+            self.is_up = True
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), max(next_beat - loop.time(), 0))
+            await asyncio.sleep(EVENT_DELAY_S)
+
+    async def _beat(self, client: redis.asyncio.Redis, info: worker_pb2.WorkerInfo) -> None:
+        """Renews the record; a set that has vanished (a flushed Redis) is written anew."""
+        lease_ms = round(3000 * self._beat_s)
+        await client.set(f"{PREFIX}worker:{info.worker_id}", info.SerializeToString(), px=lease_ms)
+        keys_name, sequence_name = _names(info)
+        await client.pexpire(keys_name, KEYS_TTL_MS)
+        if self.is_up and not await client.pexpire(sequence_name, KEYS_TTL_MS):
+            self._events.lost()
+
+
+def _names(info: worker_pb2.WorkerInfo) -> tuple[str, str]:
+    owner = f"{info.worker_id}:{info.incarnation}"
+    return f"{PREFIX}keys:{owner}", f"{PREFIX}seq:{owner}"

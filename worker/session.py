@@ -1,0 +1,219 @@
+"""All that lives and dies with one incarnation of the rank.
+
+Pages, pins, slots and links mean nothing to the next incarnation, so they are held in one object
+that is closed as a whole. Everything here runs on the event loop; copies run in threads.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+
+from paceline.core.errors import Cancelled, EngineFailure, KvUnavailable, PacelineError, Unavailable
+from paceline.engine import messages
+from paceline.engine.messages import StepOutput
+from paceline.v1 import worker_pb2
+from paceline.worker.config import WorkerConfig
+from paceline.worker.connectors import Connectors
+from paceline.worker.frames import load_to_proto
+from paceline.worker.handoffs import HandoffTable
+from paceline.worker.leases import LeaseTable, PinnedPages
+from paceline.worker.metrics import WorkerMetrics
+from paceline.worker.peers import PeerDirectory
+from paceline.worker.rank_messages import Ping, RankCommand
+from paceline.worker.rank_process import RankProcess
+from paceline.worker.router_stream import RouterStream
+from paceline.worker.slots import SlotState, SlotTable
+from paceline.worker.step_events import StepEvents
+
+KeysChanged = Callable[[messages.Stored | messages.Removed], None]
+
+
+class Session:
+    """Slots, streams, leases, hand-offs and peers of one rank process.
+
+    `run` returns, with the reason, when the rank is lost; `close` then ends everything.
+    """
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        rank: RankProcess,
+        info: worker_pb2.WorkerInfo,
+        connectors: Connectors,
+        metrics: WorkerMetrics,
+        on_keys: KeysChanged,
+    ) -> None:
+        self.config = config
+        self.rank = rank
+        self.info = info
+        self.connectors = connectors
+        self.metrics = metrics
+        self.on_keys = on_keys
+        self.draining = False
+        self.step = 0
+        num_pages = rank.ready.num_pages
+        self.load = messages.Load(0, 0, 0, num_pages, num_pages, 0)
+        self.slots = SlotTable(config.max_slots)
+        self.streams: set[RouterStream] = set()
+        self.leases = LeaseTable(int(num_pages * config.max_pinned_share), config.silence_s)
+        self.handoffs = HandoffTable()
+        self.peers = PeerDirectory(config, info, connectors)
+        self.pull_threads = ThreadPoolExecutor(config.pull_threads, thread_name_prefix="pull")
+        self._events = StepEvents(self)
+        self._num_unanswered = 0
+        self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._background: set[asyncio.Task[object]] = set()
+
+    # --- to the rank ---
+
+    def send(self, command: RankCommand) -> None:
+        try:
+            self.rank.link.send(command)
+        except Unavailable as error:
+            self.lose(error.message)
+
+    def lose(self, reason: str) -> None:
+        if not self._lost.done():
+            self._lost.set_result(reason)
+
+    @property
+    def is_stalled(self) -> bool:
+        """No answer of the step loop for `stall_s`, counted in beats of ours."""
+        return self._num_unanswered * self.config.beat_s > self.config.stall_s
+
+    # --- slots ---
+
+    def end(self, slot: SlotState, error: PacelineError | None = None) -> None:
+        """Ends a slot from this side: nothing of it is emitted any more, `Ended` follows."""
+        if slot.ending:
+            return
+        transfer_open = self.silence(slot, error)
+        self.send(messages.Cancel(slot.number, transfer_open=transfer_open))
+
+    def silence(self, slot: SlotState, error: PacelineError | None) -> bool:
+        """Stops all that this side does for a slot; True while a copy into it is in flight."""
+        slot.ending = True
+        slot.stop_timers()
+        if error is not None:
+            slot.stream.add_error(slot.router_slot, error)
+            slot.stream.flush(self.load_now())
+        if slot.handoff is not None:
+            self.handoffs.close(slot.handoff, error or Cancelled("the request has ended"))
+        return slot.adoption.stop() if slot.adoption is not None else False
+
+    def end_stream(self, stream: RouterStream, end: PacelineError) -> None:
+        """A stream that ends, ends every slot on it."""
+        self.streams.discard(stream)
+        stream.close(end)
+        for slot in list(stream.slots.values()):
+            self.end(slot)
+
+    def load_now(self) -> worker_pb2.Load:
+        return load_to_proto(self.load, self.step, self.draining)
+
+    # --- pages of ours that others read ---
+
+    def unpin(self, pages: PinnedPages) -> None:
+        """Lets go of pages in the background; the rank's pool thread answers at once."""
+        if pages:
+            self.background(self.rank.link.call, messages.Unpin(pages))
+
+    def background(self, call: Callable[..., Awaitable[object]], *arguments: object) -> None:
+        """Makes a call that nobody waits for: when it fails, a lease or a beat makes up for it."""
+        task = asyncio.create_task(_swallow(call, arguments))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def serve_in(self, handler: "asyncio.Task[Any] | None") -> None:
+        """A handler of a call that lasts: it is cancelled when the session closes."""
+        if handler is not None:
+            self._background.add(handler)
+            handler.add_done_callback(self._background.discard)
+
+    # --- life ---
+
+    async def run(self) -> str:
+        """Serves until the rank is lost; returns why."""
+        exited = asyncio.create_task(self.rank.process.wait())
+        loops = (asyncio.create_task(self._receive()), asyncio.create_task(self._beat()))
+        tasks: tuple[asyncio.Future[Any], ...] = (*loops, exited)
+        try:
+            await asyncio.wait((*tasks, self._lost), return_when=asyncio.FIRST_COMPLETED)
+            if exited.done():
+                return f"the rank process ended with status {exited.result()}"
+            for task in tasks:
+                if task.done():
+                    task.result()  # a bug of ours: let it be seen
+            return self._lost.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def close(self) -> None:
+        """Ends every slot and stream with EngineFailure; pulls are over when this returns."""
+        for stream in list(self.streams):
+            for slot in list(stream.slots.values()):
+                self.silence(slot, None)
+            self.streams.discard(stream)
+            stream.close(Unavailable("the worker starts anew", retry_after_s=1.0))
+        for slot in self.slots:
+            if slot.adoption is not None:
+                await slot.adoption.finished()
+            self.slots.close(slot)
+        for task in self._background:
+            task.cancel()
+        self.pull_threads.shutdown(wait=False)
+        await self.peers.close()
+        await asyncio.to_thread(self.connectors.close)
+        await self.rank.close()
+
+    async def _receive(self) -> None:
+        while True:
+            output = await self.rank.link.receive()
+            if not isinstance(output, StepOutput):
+                raise EngineFailure(f"the rank sent {type(output).__name__}")
+            self._num_unanswered = 0
+            self._events.apply(output)
+
+    async def _beat(self) -> None:
+        """Every second: says that we live, and looks who else does."""
+        while True:
+            started = time.monotonic()
+            self.send(Ping())
+            self._num_unanswered += 1
+            if self._num_unanswered * self.config.beat_s > 2 * self.config.stall_s:
+                self.lose("the rank process does not answer")
+            self._sweep()
+            await asyncio.sleep(self.config.beat_s)
+            if time.monotonic() - started > self.config.silence_s:
+                self._wake_up()
+
+    def _sweep(self) -> None:
+        load = self.load_now()
+        oldest = time.monotonic() - self.config.silence_s
+        for stream in list(self.streams):
+            if stream.last_heard < oldest:
+                self.end_stream(stream, Unavailable("the router is silent"))
+            else:
+                stream.flush(load, beat=True)
+        self.unpin(self.leases.sweep())
+        for handoff in self.handoffs.abandoned(self.leases.is_silent, time.time() * 1000):
+            slot = self.slots.get(handoff.slot_number)
+            if slot is not None:
+                self.end(slot, KvUnavailable("nobody took the KV"))
+        self.metrics.observe(self)
+
+    def _wake_up(self) -> None:
+        """We were paused past the limit: others have given our slots up, so do we."""
+        for stream in list(self.streams):
+            self.end_stream(stream, Unavailable("the worker was paused"))
+
+
+async def _swallow(call: Callable[..., Awaitable[object]], arguments: tuple[object, ...]) -> None:
+    with contextlib.suppress(PacelineError, grpc.aio.AioRpcError):
+        await call(*arguments)

@@ -1,0 +1,76 @@
+"""Slots of one incarnation: the engine's number of a request, and the router's on its stream."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING
+
+from paceline.core.errors import Overloaded
+from paceline.engine.messages import RequestSpec, Reserved
+from paceline.worker.router_stream import RouterStream
+
+if TYPE_CHECKING:
+    from paceline.worker.adoption import Adoption
+    from paceline.worker.handoffs import Handoff
+
+
+@dataclass(slots=True, eq=False)
+class SlotState:
+    """One attempt at a request, from its command to `Ended`."""
+
+    number: int  # the engine's, never used twice
+    router_slot: int  # the router's, on `stream`
+    stream: RouterStream
+    request: RequestSpec
+    deadline: asyncio.TimerHandle | None = None
+    hold: asyncio.TimerHandle | None = None  # of a reservation that nobody adopted yet
+    reserved: Reserved | None = None
+    adoption: "Adoption | None" = None
+    handoff: "Handoff | None" = None
+    ending: bool = False  # nothing more is emitted; `Ended` is awaited
+    num_emitted: int = 0
+
+    def stop_timers(self) -> None:
+        for timer in (self.deadline, self.hold):
+            if timer is not None:
+                timer.cancel()
+
+
+@dataclass(slots=True)
+class SlotTable:
+    max_slots: int
+    _by_number: dict[int, SlotState] = field(default_factory=dict)
+    _numbers: Iterator[int] = field(default_factory=lambda: count(1))
+    _is_empty: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def open(self, stream: RouterStream, router_slot: int, request: RequestSpec) -> SlotState:
+        """Raises Overloaded at the bound. The caller has checked that `router_slot` is new."""
+        if len(self._by_number) >= self.max_slots:
+            raise Overloaded(f"the worker holds {self.max_slots} requests", retry_after_s=1.0)
+        slot = SlotState(next(self._numbers), router_slot, stream, request)
+        self._by_number[slot.number] = slot
+        self._is_empty.clear()
+        stream.slots[router_slot] = slot
+        return slot
+
+    def get(self, number: int) -> SlotState | None:
+        return self._by_number.get(number)
+
+    def close(self, slot: SlotState) -> None:
+        slot.stop_timers()
+        self._by_number.pop(slot.number, None)
+        slot.stream.slots.pop(slot.router_slot, None)
+        if not self._by_number:
+            self._is_empty.set()
+
+    async def idle(self) -> None:
+        """Returns once no slot is held."""
+        if self._by_number:
+            await self._is_empty.wait()
+
+    def __iter__(self) -> Iterator[SlotState]:
+        return iter(list(self._by_number.values()))
+
+    def __len__(self) -> int:
+        return len(self._by_number)

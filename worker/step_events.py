@@ -1,0 +1,100 @@
+"""Carries the events of one engine step to the streams, hand-offs and the index."""
+
+import time
+from typing import TYPE_CHECKING
+
+from paceline.core.errors import Cancelled, EngineFailure, ErrorCode, PacelineError
+from paceline.core.kv_layout import PAGE_TOKENS
+from paceline.engine import messages
+from paceline.rpc.convert import code_to_proto, error_from_proto
+from paceline.worker.frames import emission_to_proto, record_to_proto
+from paceline.worker.router_stream import RouterStream
+from paceline.worker.slots import SlotState
+
+if TYPE_CHECKING:
+    from paceline.worker.session import Session
+
+
+class StepEvents:
+    """`apply` one StepOutput: events in order, then one frame for each stream they touch."""
+
+    def __init__(self, session: "Session") -> None:
+        self._session = session
+        self._touched: set[RouterStream] = set()
+        self._now_us = 0
+
+    def apply(self, output: messages.StepOutput) -> None:
+        session = self._session
+        session.step, session.load = output.step, output.load
+        self._now_us = session.rank.link.last_step_unix_us or time.time_ns() // 1000
+        for event in output.events:
+            if isinstance(event, messages.Stored | messages.Removed):
+                session.on_keys(event)
+                continue
+            slot = session.slots.get(event.slot)
+            if slot is not None:
+                self._touched.add(slot.stream)
+                self._apply_one(event, slot)
+        load = session.load_now()
+        for stream in self._touched:
+            stream.flush(load)
+        self._touched.clear()
+
+    def _apply_one(self, event: messages.Event, slot: SlotState) -> None:
+        match event:
+            case messages.Ended():
+                self._ended(slot)
+            case _ if slot.ending:
+                return
+            case messages.Emission():
+                self._emitted(event, slot)
+            case messages.Failed():
+                self._failed(event, slot)
+            case messages.Committed():
+                if slot.handoff is not None:
+                    slot.handoff.num_committed = event.num_blocks
+                    slot.handoff.notify()
+            case messages.HandoffReady():
+                self._handoff_ready(event, slot)
+            case messages.Reserved():
+                slot.reserved = event
+                slot.stream.add_reserved(slot.router_slot, event.num_cached_blocks * PAGE_TOKENS)
+            case messages.Refused():
+                slot.stop_timers()
+                slot.stream.add_busy(
+                    slot.router_slot, event.num_pages_needed, max(event.num_pages_free, 0)
+                )
+
+    def _emitted(self, event: messages.Emission, slot: SlotState) -> None:
+        self._session.metrics.emitted(event, slot)
+        slot.num_emitted += len(event.token_ids)
+        slot.stream.add_emission(emission_to_proto(event, slot.router_slot, self._now_us))
+
+    def _failed(self, event: messages.Failed, slot: SlotState) -> None:
+        self._session.silence(slot, error_of(event))
+
+    def _handoff_ready(self, event: messages.HandoffReady, slot: SlotState) -> None:
+        handoff = slot.handoff
+        if handoff is None:
+            self._session.end(slot, EngineFailure("a hand-off without a ticket"))
+            return
+        handoff.num_committed = event.num_tokens // PAGE_TOKENS
+        handoff.record = record_to_proto(event, slot.request)
+        handoff.notify()
+        if all(first.finish is not None for first in event.first_tokens):
+            self._session.send(messages.Release(slot.number))  # nothing is left to decode
+
+    def _ended(self, slot: SlotState) -> None:
+        session = self._session
+        if not slot.ending:
+            session.silence(slot, None)
+        if slot.handoff is not None:
+            session.handoffs.close(slot.handoff, Cancelled("the request has ended"))
+        session.slots.close(slot)
+        slot.stream.add_ended(slot.router_slot)
+
+
+def error_of(event: messages.Failed) -> PacelineError:
+    """The engine's word for it, as the error class that its code belongs to."""
+    code = event.code if event.code is not ErrorCode.CONFIG else ErrorCode.INTERNAL
+    return error_from_proto(code_to_proto(code, event.message, event.field))
