@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from paceline.worker.session import Session
     from paceline.worker.slots import SlotState
 
-UNPIN_TIMEOUT_S = 3.0
 KNOWN_SIDECARS: frozenset[str] = frozenset()
 
 
@@ -134,8 +133,7 @@ class Adoption:
             self._session.send(messages.Adopt(self._slot.number, first_tokens))
         else:
             self._session.send(messages.Cancel(self._slot.number))  # nothing is left to decode
-        request = kv_pb2.UnpinRequest(ticket=self._ticket)
-        await peer.stub.Unpin(request, timeout=UNPIN_TIMEOUT_S)
+        self._session.background(peer.unpin, kv_pb2.UnpinRequest(ticket=self._ticket))
 
     def _checked(self, record: kv_pb2.HandoffRecord) -> list[messages.FirstToken]:
         """Raises KvUnavailable for a record that does not fit the request reserved here."""

@@ -22,6 +22,7 @@ PeerKey = tuple[str, str]  # worker id, incarnation
 
 MAX_PEERS = 256
 CONNECT_TIMEOUT_S = 3.0
+CALL_TIMEOUT_S = 3.0
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +48,12 @@ class Peer:
             seconds=now.seconds - before.seconds,
             bytes_per_second=now.bytes_per_second,
         )
+
+    async def unpin(self, request: kv_pb2.UnpinRequest) -> None:
+        await self.stub.Unpin(request, timeout=CALL_TIMEOUT_S)
+
+    async def report(self, request: kv_pb2.ReportRequest) -> None:
+        await self.stub.Report(request, timeout=CALL_TIMEOUT_S)
 
     async def close(self) -> None:
         await asyncio.to_thread(self.beats.close)

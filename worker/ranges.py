@@ -17,13 +17,12 @@ from paceline.engine.messages import Reserved
 from paceline.kv_transfer.base import CellSums
 from paceline.kv_transfer.pull import PinnedPages, pull_verified
 from paceline.v1 import common_pb2, kv_pb2
-from paceline.worker.peers import Peer
+from paceline.worker.peers import CALL_TIMEOUT_S, Peer
 
 if TYPE_CHECKING:
     from paceline.worker.session import Session
 
 MAX_RANGE_BLOCKS = 256  # so that a pin is short-lived
-RPC_TIMEOUT_S = 3.0
 MAX_PULL_S = 60.0  # of one range; silence of the source ends it much earlier
 
 
@@ -97,7 +96,7 @@ class RangePuller:
             keys=b"".join(keys),
             tail=self._ticket if tail else None,
         )
-        pinned: kv_pb2.PinResponse = await self._peer.stub.Pin(request, timeout=RPC_TIMEOUT_S)
+        pinned: kv_pb2.PinResponse = await self._peer.stub.Pin(request, timeout=CALL_TIMEOUT_S)
         num_tail_tokens = self._num_tail_tokens if tail else 0
         if len(pinned.pages) == len(keys) and pinned.num_tail_tokens == num_tail_tokens:
             return pinned
@@ -145,13 +144,11 @@ class RangePuller:
     def _report(self, page: int, generation: int) -> None:
         """From the copying thread: the source shall hash that page again."""
         request = kv_pb2.ReportRequest(page=page, generation=generation)
-        self._loop.call_soon_threadsafe(
-            self._session.background, self._peer.stub.Report, request, RPC_TIMEOUT_S
-        )
+        self._loop.call_soon_threadsafe(self._session.background, self._peer.report, request)
 
     def _unpin(self, lease_id: str) -> None:
         request = kv_pb2.UnpinRequest(lease_id=lease_id)
-        self._session.background(self._peer.stub.Unpin, request, RPC_TIMEOUT_S)
+        self._session.background(self._peer.unpin, request)
 
 
 def _pinned_pages(

@@ -9,7 +9,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
@@ -30,6 +30,7 @@ from paceline.worker.router_stream import RouterStream
 from paceline.worker.slots import SlotState, SlotTable
 from paceline.worker.step_events import StepEvents
 
+Q = TypeVar("Q")
 KeysChanged = Callable[[messages.Stored | messages.Removed], None]
 
 
@@ -123,9 +124,9 @@ class Session:
         if pages:
             self.background(self.rank.link.call, messages.Unpin(pages))
 
-    def background(self, call: Callable[..., Awaitable[object]], *arguments: object) -> None:
+    def background(self, call: Callable[[Q], Awaitable[object]], message: Q) -> None:
         """Makes a call that nobody waits for: when it fails, a lease or a beat makes up for it."""
-        task = asyncio.create_task(_swallow(call, arguments))
+        task = asyncio.create_task(_swallow(call, message))
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
@@ -214,6 +215,6 @@ class Session:
             self.end_stream(stream, Unavailable("the worker was paused"))
 
 
-async def _swallow(call: Callable[..., Awaitable[object]], arguments: tuple[object, ...]) -> None:
+async def _swallow(call: Callable[[Q], Awaitable[object]], message: Q) -> None:
     with contextlib.suppress(PacelineError, grpc.aio.AioRpcError):
-        await call(*arguments)
+        await call(message)

@@ -45,7 +45,8 @@ class SlotLog:
     def output(self, choice: int = 0) -> list[int]:
         """Tokens in order; fails when one is missing."""
         known = self.tokens.get(choice, {})
-        return [known[position] for position in range(min(known, default=0), len(known))]
+        first = min(known, default=0)
+        return [known[position] for position in range(first, first + len(known))]
 
     async def until_ended(self, timeout_s: float = 20.0) -> "SlotLog":
         async with asyncio.timeout(timeout_s):
