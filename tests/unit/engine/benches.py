@@ -33,13 +33,13 @@ EOS = 7
 
 
 def mock_model(**config: Any) -> MockModel:
-    defaults: dict[str, Any] = dict(
-        vocab_size=97,
-        num_hidden_layers=1,
-        num_key_value_heads=1,
-        head_dim=2,
-        max_position_embeddings=256,
-    )
+    defaults: dict[str, Any] = {
+        "vocab_size": 97,
+        "num_hidden_layers": 1,
+        "num_key_value_heads": 1,
+        "head_dim": 2,
+        "max_position_embeddings": 256,
+    }
     fields = Fields(defaults | config)
     source = ModelSource(
         folder=Path(),
@@ -50,7 +50,8 @@ def mock_model(**config: Any) -> MockModel:
         max_context_length=None,
         progress=lambda done, size: None,
     )
-    return MockModel.load(source)
+    model, _ = MockModel.load(source)
+    return model
 
 
 def request(
@@ -136,7 +137,7 @@ class Bench:
 
 def bench(model: Any = None, num_pages: int = 64, **config: Any) -> Bench:
     model = mock_model() if model is None else model
-    defaults: dict[str, Any] = dict(max_batch_tokens=64, max_running=8)
+    defaults: dict[str, Any] = {"max_batch_tokens": 64, "max_running": 8}
     settings = EngineConfig(num_pages=num_pages, **(defaults | config))
     pools = allocate_pools(model.layout, num_pages, "cpu")
     return Bench(Engine(model, settings, pools, pool_memory(pools[0])))

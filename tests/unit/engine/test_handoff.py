@@ -1,0 +1,225 @@
+"""Prefill on one engine, decode on another, the pages copied in between."""
+
+import numpy as np
+import pytest
+
+from paceline.core.finish import FinishReason
+from paceline.core.keys import chain_keys
+from paceline.engine.messages import (
+    Adopt,
+    Cancel,
+    Committed,
+    Emission,
+    Ended,
+    HandoffReady,
+    Pin,
+    Pinned,
+    Pulled,
+    Refused,
+    Release,
+    RequestSpec,
+    Reserve,
+    Reserved,
+    Submit,
+    TransferClosed,
+    Unpin,
+)
+from paceline.engine.page_pool import PageState
+from paceline.engine.pools import pool_memory
+from paceline.kernels.pages import copy_pages
+from tests.unit.engine.benches import ROOT, Bench, alone, bench, prompt, request
+
+SEEDED = {"temperature": 1.3, "top_k": 40, "seed": 11}
+
+
+def pull(source: Bench, reader: Bench, spec: RequestSpec, slot: int) -> list[tuple[int, int]]:
+    """Pins what the source has, copies it into the reserved pages; returns the pins."""
+    (reserved,) = reader.of(Reserved, slot)
+    keys = chain_keys(ROOT, spec.token_ids)[reserved.num_cached_blocks :]
+    pinned = source.engine.pool_calls.answer(Pin(list(keys), slot))
+    assert isinstance(pinned, Pinned) and len(pinned.pages) == len(keys)
+    parts = [(p.page, None) for p in pinned.pages]
+    if pinned.tail is not None:
+        parts.append((pinned.tail.page, pinned.num_tail_tokens))
+    assert len(parts) == len(reserved.pages)
+    for (page, num_tokens), destination in zip(parts, reserved.pages, strict=True):
+        sums = copy_pages(
+            pool_memory(reader.engine.runner.pools[0]),
+            pool_memory(source.engine.runner.pools[0]),
+            np.array([destination]),
+            np.array([page]),
+            reader.engine.runner.model.layout.groups[0],
+            num_tokens,
+        )
+        sent = pinned.tail if num_tokens else pinned.pages[parts.index((page, None))]
+        assert sent is not None and sums[0].tolist() == sent.checksums
+    checksums = [p.checksums for p in pinned.pages]
+    reader.handle(Pulled(slot, reserved.num_cached_blocks, checksums))
+    tail = [] if pinned.tail is None else [pinned.tail]
+    return [(p.page, p.generation) for p in [*pinned.pages, *tail]]
+
+
+def hand_over(source: Bench, reader: Bench, spec: RequestSpec, slot: int = 1) -> None:
+    source.handle(Submit(slot, spec, prefill_only=True)).run()
+    reader.handle(Reserve(slot, spec)).run()
+    pins = pull(source, reader, spec, slot)
+    (ready,) = source.of(HandoffReady, slot)
+    reader.handle(Adopt(slot, ready.first_tokens))
+    source.engine.pool_calls.answer(Unpin(pins))
+    source.handle(Release(slot)).run()
+    reader.run()
+
+
+@pytest.mark.parametrize("num_tokens", [1, 15, 16, 17, 32, 100])
+@pytest.mark.parametrize("sampling", [{}, SEEDED, SEEDED | {"n": 3}])
+def test_split_equals_whole(num_tokens: int, sampling: dict[str, float]) -> None:
+    spec = request(prompt(num_tokens), max_tokens=20, **sampling)
+    source, reader = bench(max_batch_tokens=24), bench()
+    hand_over(source, reader, spec)
+    for choice, expected in alone(spec).items():
+        assert source.tokens(1, choice) + reader.tokens(1, choice) == expected
+        assert reader.of(Emission)[0].position == 1
+        assert reader.finish(1, choice) is FinishReason.LENGTH
+    source.assert_idle()
+    reader.assert_idle()
+
+
+def test_sglang_26486_many_requests_of_many_choices_prefill_once() -> None:
+    """https://github.com/sgl-project/sglang/pull/26486"""
+    source, reader = bench(), bench(max_running=4)
+    specs = {slot: request(prompt(20, slot), n=3, **SEEDED) for slot in range(20)}
+    for slot, spec in specs.items():
+        hand_over(source, reader, spec, slot)
+    for slot, spec in specs.items():
+        for choice, expected in alone(spec).items():
+            assert source.tokens(slot, choice) + reader.tokens(slot, choice) == expected
+        assert len(source.of(HandoffReady, slot)) == 1
+    source.assert_idle()
+    reader.assert_idle()
+
+
+def test_commits_are_announced_as_they_happen_and_hits_at_once() -> None:
+    spec = request(prompt(90))
+    source = bench(max_batch_tokens=34, max_running=4)
+    source.handle(Submit(1, spec, prefill_only=True)).run()
+    assert [e.num_blocks for e in source.of(Committed, 1)] == [2, 4, 5]
+    source.handle(Submit(2, spec, prefill_only=True))
+    output = source.step()
+    assert output is not None and output.events == [Committed(2, 5)]
+    source.run()
+    assert len(source.of(HandoffReady, 2)) == 1
+    source.handle(Release(1), Release(2)).run()
+    source.assert_idle()
+
+
+def test_blocks_that_the_reader_has_are_not_pulled() -> None:
+    spec = request(prompt(64), max_tokens=20)
+    source, reader = bench(), bench()
+    reader.handle(Submit(7, request(prompt(40)))).run()
+    hand_over(source, reader, spec)
+    assert reader.of(Reserved, 1)[0].num_cached_blocks == 2
+    hand_over(source, reader, spec, 2)  # all four blocks are here: nothing to pull
+    assert reader.of(Reserved, 2)[0].pages == []
+    for slot in (1, 2):
+        assert source.tokens(slot) + reader.tokens(slot) == alone(spec)[0]
+    source.assert_idle()
+    reader.assert_idle()
+
+
+def test_choices_that_end_with_their_first_token_are_not_decoded() -> None:
+    free = request(prompt(20), n=3, **SEEDED)
+    firsts = [tokens[0] for tokens in alone(free).values()]
+    assert len(set(firsts)) == 3
+    spec = request(prompt(20), n=3, stop_token_ids=(firsts[1],), **SEEDED)
+    source, reader = bench(), bench()
+    hand_over(source, reader, spec)
+    (ready,) = source.of(HandoffReady)
+    assert [t.finish for t in ready.first_tokens] == [None, FinishReason.STOP, None]
+    assert [e.finish for e in source.of(Emission)] == [None, FinishReason.STOP, None]
+    assert {e.choice for e in reader.of(Emission)} == {0, 2}
+    spec = request(prompt(20), n=3, stop_token_ids=tuple(firsts), **SEEDED)
+    hand_over(source, reader, spec, 2)
+    assert not reader.of(Emission, 2) and reader.of(Ended, 2)
+    reader.assert_idle()
+
+
+def test_reserve_is_all_or_nothing() -> None:
+    reader = bench(num_pages=10, output_window_tokens=32)
+    spec = request(prompt(60), max_tokens=100)
+    reader.handle(Reserve(1, spec)).run()
+    assert len(reader.of(Reserved, 1)[0].pages) == 4
+    reader.handle(Reserve(2, spec)).run()
+    assert reader.of(Refused) == [Refused(2, num_pages_needed=6, num_pages_free=4)]
+    assert reader.engine.load().num_free_pages == 4
+    reader.handle(Cancel(1)).run()
+    reader.handle(Reserve(3, spec)).run()
+    assert len(reader.of(Reserved, 3)) == 1
+    reader.handle(Cancel(3)).run()
+    reader.assert_idle()
+
+
+def test_promised_output_is_not_given_to_others() -> None:
+    source, reader = bench(), bench(num_pages=12, output_window_tokens=64)
+    spec = request(prompt(60), max_tokens=64)
+    reader.handle(Reserve(1, spec), Submit(2, request(prompt(90), max_tokens=30))).run()
+    assert not reader.of(Emission, 2)
+    assert reader.engine.load().num_waiting == 1
+    source.handle(Submit(1, spec, prefill_only=True)).run()
+    pull(source, reader, spec, 1)
+    reader.handle(Adopt(1, source.of(HandoffReady)[0].first_tokens)).run()
+    assert source.tokens(1) + reader.tokens(1) == alone(spec)[0]
+    assert len(reader.tokens(2)) == 30
+    assert reader.engine.scheduler.num_preemptions == 0
+    reader.assert_idle()
+
+
+def test_waiting_for_kv_holds_no_row() -> None:
+    reader = bench(max_running=1)
+    reader.handle(Reserve(1, request(prompt(30)))).run()
+    reader.handle(Submit(2, request(prompt(30, 1)))).run()
+    assert len(reader.tokens(2)) == 8
+    assert reader.engine.load().num_running == 0
+
+
+def test_a_cancel_during_a_transfer_keeps_its_pages_until_it_is_closed() -> None:
+    reader = bench(num_pages=16)
+    reader.handle(Reserve(1, request(prompt(60)))).run()
+    reader.handle(Cancel(1, transfer_open=True)).run()
+    assert reader.of(Ended) == [Ended(1)]
+    assert reader.engine.pool.counts[PageState.QUARANTINED] == 4
+    assert reader.engine.load().num_free_pages == 12
+    reader.handle(TransferClosed(1)).run()
+    reader.assert_idle()
+
+
+def test_vllm_ascend_14180_a_prefill_pool_for_one_and_a_half_prompts() -> None:
+    """https://github.com/vllm-project/vllm-ascend/pull/14180"""
+    source, reader = bench(num_pages=9, max_batch_tokens=20), bench()
+    specs = {1: request(prompt(90)), 2: request(prompt(90, 1))}
+    source.handle(*(Submit(slot, spec, prefill_only=True) for slot, spec in specs.items())).run()
+    assert not source.of(HandoffReady, 2)
+    reader.handle(*(Reserve(slot, spec) for slot, spec in specs.items())).run()
+    for slot, spec in specs.items():
+        source.run()
+        pins = pull(source, reader, spec, slot)
+        reader.handle(Adopt(slot, source.of(HandoffReady, slot)[0].first_tokens)).run()
+        source.engine.pool_calls.answer(Unpin(pins))
+        source.handle(Release(slot))
+        assert source.tokens(slot) + reader.tokens(slot) == alone(spec)[0]
+    source.run().assert_idle()
+    reader.assert_idle()
+
+
+def test_commands_for_gone_or_unfit_slots_do_nothing() -> None:
+    b = bench()
+    late = [Pulled(1, 0, [[1]]), Adopt(1, []), Cancel(1), TransferClosed(1), Release(1)]
+    b.handle(*late)
+    assert b.step() is None
+    spec = request(prompt(20))
+    b.handle(Submit(1, spec)).step()
+    b.handle(Pulled(1, 0, [[1]]), Adopt(1, []), Release(1), TransferClosed(1)).run()
+    assert b.tokens(1) == alone(spec)[0]
+    b.handle(*late).run()
+    b.handle(Reserve(2, spec)).run()
+    b.handle(Pulled(2, -1, [[1]] * 3), Pulled(2, 0, [[]]), Pulled(2, 1, [[5]]), Cancel(2)).run()
+    b.assert_idle()

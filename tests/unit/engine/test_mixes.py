@@ -1,0 +1,106 @@
+"""Any mix of requests on a small engine gives each stream the tokens of a quiet run."""
+
+import functools
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, given, settings
+
+from paceline.engine.messages import Cancel, Ended, Reserve, Submit
+from tests.unit.engine.benches import Bench, alone, bench, mock_model, prompt, request
+
+MODEL = mock_model(eos_every=90)
+KINDS = [{}, {"temperature": 0.9, "seed": 1}, {"temperature": 2.0, "top_p": 0.8, "seed": 2, "n": 2}]
+
+requests = st.tuples(
+    st.integers(1, 70),  # prompt tokens
+    st.integers(0, 1),  # which prompt
+    st.integers(1, 40),  # max_tokens
+    st.integers(0, len(KINDS) - 1),
+    st.integers(0, 2),  # priority
+    st.integers(0, 12),  # arrives after so many steps
+    st.one_of(st.none(), st.integers(1, 30)),  # is cancelled after so many steps
+)
+engines = st.fixed_dictionaries(
+    {
+        "num_pages": st.integers(8, 14),
+        "max_batch_tokens": st.integers(5, 60),
+        "max_running": st.integers(1, 4),
+        "output_window_tokens": st.sampled_from([0, 16, 256]),
+        "prefix_cache": st.booleans(),
+    }
+)
+
+
+@functools.cache
+def quiet(num_tokens: int, salt: int, max_tokens: int, kind: int) -> dict[int, list[int]]:
+    spec = request(prompt(num_tokens, salt), max_tokens=max_tokens, **KINDS[kind])
+    return alone(spec, MODEL)
+
+
+def play(b: Bench, mix: list[tuple[int, ...]]) -> None:
+    for step in range(60):
+        for slot, (num_tokens, salt, max_tokens, kind, priority, arrival, cancel) in enumerate(mix):
+            if step == arrival:
+                spec = request(
+                    prompt(num_tokens, salt),
+                    max_tokens=max_tokens,
+                    priority=priority,
+                    **KINDS[kind],
+                )
+                b.handle(Submit(slot, spec))
+            if cancel is not None and step == arrival + cancel:
+                b.handle(Cancel(slot))
+        b.step()
+        assert b.engine.pool.check_integrity() == ""
+    b.run()
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(config=engines, mix=st.lists(requests, min_size=1, max_size=7))
+def test_any_mix_gives_each_stream_the_tokens_of_a_quiet_run(
+    config: dict[str, int], mix: list[tuple[int, ...]]
+) -> None:
+    b = bench(MODEL, **config)
+    play(b, mix)
+    for slot, (num_tokens, salt, max_tokens, kind, _, _, cancel) in enumerate(mix):
+        for choice, expected in quiet(num_tokens, salt, max_tokens, kind).items():
+            tokens = b.tokens(slot, choice)
+            assert tokens == (expected if cancel is None else expected[: len(tokens)])
+        assert len(b.of(Ended, slot)) == 1
+    b.assert_idle()
+
+
+def test_vllm_49620_more_than_fifty_preemptions_change_no_token() -> None:
+    """https://github.com/vllm-project/vllm/pull/49620"""
+    specs = {
+        slot: request(prompt(30, slot), max_tokens=100, temperature=1.0, seed=slot)
+        for slot in range(16)
+    }
+    b = bench(num_pages=12, max_batch_tokens=40, max_running=16, output_window_tokens=0)
+    b.handle(*(Submit(slot, spec) for slot, spec in specs.items())).run()
+    assert b.engine.scheduler.num_preemptions > 50
+    for slot, spec in specs.items():
+        assert b.tokens(slot) == alone(spec)[0]
+    b.assert_idle()
+
+
+def test_a_small_pool_serves_choices_that_do_not_fit_together() -> None:
+    spec = request(prompt(20), max_tokens=100, n=6, temperature=1.0, seed=4)
+    b = bench(num_pages=9, output_window_tokens=16).handle(Submit(1, spec)).run()
+    for choice, expected in alone(spec).items():
+        assert b.tokens(1, choice) == expected
+    b.assert_idle()
+
+
+def test_reserved_pages_are_never_taken_by_preemption() -> None:
+    b = bench(num_pages=12, output_window_tokens=0)
+    b.handle(Reserve(1, request(prompt(60)))).run()
+    pages = list(b.engine.groups.live[1].sequences[0].pages)
+    specs = {slot: request(prompt(30, slot), max_tokens=90) for slot in (2, 3, 4)}
+    b.handle(*(Submit(slot, spec) for slot, spec in specs.items())).run()
+    for slot, spec in specs.items():
+        assert b.tokens(slot) == alone(spec)[0]
+    assert b.engine.groups.live[1].sequences[0].pages == pages
+    assert all(b.engine.pool.pages[page].refs == 1 for page in pages)
+    b.handle(Cancel(1)).run()
+    b.assert_idle()

@@ -1,0 +1,177 @@
+"""The books of the pool balance after any sequence of operations."""
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+
+from paceline.engine.page_pool import PagePool, PageState
+from paceline.engine.prefix_cache import PrefixCache
+
+NUM_PAGES = 9
+names = st.integers(0, 6)
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Stands for sequences (lists of pages they refer to), readers (pins), steps and transfers."""
+
+    holders = Bundle("holders")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = PagePool(NUM_PAGES, max_pinned_share=0.4)
+        self.cache = PrefixCache(self.pool)
+        self.index: set[bytes] = set()
+        self.pins: list[tuple[int, int]] = []
+        self.launched = self.retired = 0
+        self.writable_by: dict[int, set[object]] = {}  # page → steps and slots under way
+
+    @rule(target=holders, num=st.integers(1, 4), promised=st.integers(0, 2))
+    def allocate(self, num: int, promised: int) -> list[int]:
+        promised = min(promised, self.pool.num_promised, num)
+        available = self.pool.num_available + promised
+        before = [record.generation for record in self.pool.pages]
+        pages = self.pool.allocate(num, promised)
+        assert (pages is not None) == (available >= num)
+        for page in pages or ():
+            record = self.pool.pages[page]
+            assert record.generation == before[page] + 1
+            assert not self.writable_by.get(page), "given away while something may write it"
+            assert all(page != pinned for pinned, _ in self.pins)
+        return pages or []
+
+    @rule(num=st.integers(1, 3))
+    def promise(self, num: int) -> None:
+        if self.pool.num_available >= num:
+            self.pool.promise(num)
+
+    @rule()
+    def take_promises_back(self) -> None:
+        self.pool.promise(-self.pool.num_promised)
+
+    @rule(holder=holders, name=names)
+    def commit(self, holder: list[int], name: int) -> None:
+        for page in holder[:1]:
+            if self.pool.pages[page].key is None:
+                key = bytes([name])
+                named = self.cache.commit(page, key, key, (name,))
+                assert self.pool.pages[named].key == key
+
+    @rule(target=holders, keys=st.lists(names, max_size=2))
+    def share(self, keys: list[int]) -> list[int]:
+        packed = b"".join(bytes([k]) for k in keys)
+        pages = []
+        for i, key in enumerate(keys):
+            found = self.cache._page_of.get(packed[i : i + 1])
+            if found is None or self.pool.num_available <= 0:
+                break
+            pages.append(found)
+            self.pool.share([found])
+            assert self.pool.pages[found].checksums == (key,)
+        return pages
+
+    @rule(holder=holders, fenced=st.booleans(), slot=st.sampled_from([None, 1, 2]))
+    def release(self, holder: list[int], fenced: bool, slot: int | None) -> None:
+        step = self.launched if fenced and self.launched > self.retired else None
+        self.pool.release(holder, step, slot)
+        for page in holder:
+            record = self.pool.pages[page]
+            if record.refs == 0 and record.key is None:
+                marks = {mark for mark in (("step", step), ("slot", slot)) if mark[1] is not None}
+                self.writable_by.setdefault(page, set()).update(marks)
+        holder.clear()
+
+    @rule()
+    def launch(self) -> None:
+        self.launched += 1
+
+    @rule()
+    def retire(self) -> None:
+        self.retired = self.launched
+        self.pool.retire_step(self.retired)
+        for marks in self.writable_by.values():
+            marks -= {mark for mark in marks if mark[0] == "step"}  # type: ignore[index]
+
+    @rule(slot=st.sampled_from([1, 2]))
+    def close(self, slot: int) -> None:
+        self.pool.close_transfer(slot)
+        for marks in self.writable_by.values():
+            marks.discard(("slot", slot))
+
+    @rule(keys=st.lists(names, max_size=3, unique=True))
+    def pin(self, keys: list[int]) -> None:
+        pinned = self.cache.pin_run([bytes([k]) for k in keys])
+        self.pins += [(page, self.pool.pages[page].generation) for page in pinned]
+        assert all(
+            self.pool.pages[page].key == bytes([k]) for page, k in zip(pinned, keys, strict=False)
+        )
+
+    @rule(stale=st.booleans())
+    def unpin(self, stale: bool) -> None:
+        if self.pins:
+            page, generation = self.pins[-1]
+            assert self.pool.unpin(page, generation - stale) is not stale
+            if not stale:
+                self.pins.pop()
+        assert not self.pool.unpin(NUM_PAGES, 0) and not self.pool.unpin(-1, 0)
+
+    @rule(page=st.integers(0, NUM_PAGES - 1))
+    def forget(self, page: int) -> None:
+        self.cache.forget(page)
+
+    @invariant()
+    def books_balance(self) -> None:
+        assert self.pool.check_integrity() == ""
+        assert self.cache.check_integrity() == ""
+        assert sum(self.pool.counts) == NUM_PAGES
+
+    @invariant()
+    def index_follows_the_events(self) -> None:
+        for event in self.cache.take_events():
+            if type(event).__name__ == "Stored":
+                self.index |= set(event.keys)
+            else:
+                self.index -= set(event.keys)
+        assert self.index == set(self.cache._page_of)
+
+
+TestPool = PoolMachine.TestCase
+TestPool.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_integrity_names_what_is_wrong() -> None:
+    pool = PagePool(4)
+    pool.allocate(1)
+    pool.pages[2].refs = 1
+    assert pool.check_integrity() == "page 2 is FREE, should be MAPPED"
+    pool = PagePool(4)
+    pool.counts[PageState.FREE] = 3
+    assert "states count [3, 0, 0, 0, 0]" in pool.check_integrity()
+    pool = PagePool(4)
+    pool.free_pages.pop()
+    assert "free list [0, 1, 2] is not [0, 1, 2, 3]" in pool.check_integrity()
+
+
+def test_evicts_the_least_recently_used_and_the_end_of_a_chain_first() -> None:
+    pool = PagePool(4)
+    cache = PrefixCache(pool)
+    chain = pool.allocate(3)
+    assert chain is not None
+    for i, page in enumerate(chain):
+        cache.commit(page, bytes([i]), b"", ())
+    pool.release(chain)
+    assert pool.allocate(3) == [3, chain[2], chain[1]]
+    assert [event.keys for event in cache.take_events()][1:] == [[b"\2", b"\1"]]
+
+
+def test_pins_never_take_a_promised_page_or_more_than_their_share() -> None:
+    pool = PagePool(8, max_pinned_share=0.5)
+    cache = PrefixCache(pool)
+    pages = pool.allocate(8) or []
+    keys = [bytes([i]) for i in range(8)]
+    for page, key in zip(pages, keys, strict=True):
+        cache.commit(page, key, b"", ())
+    pool.release(pages[:6])
+    assert len(cache.pin_run(keys)) == 4
+    assert cache.pin_run(keys[6:]) == pages[6:], "pages in use here cost nothing to pin"
+    pool.promise(2)
+    assert cache.pin_run(keys[4:]) == []

@@ -1,0 +1,194 @@
+"""Tokens drawn from logits: the distribution, the filters, and what they may depend on."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.engine.noise import MAX_NOISE, MIN_NOISE, gumbel, mix, noise_keys
+from paceline.engine.sampler import SampleBatch, Sampled, collect, sample
+
+VOCAB = 2000
+
+
+def batch(num: int, **arrays: Any) -> SampleBatch:
+    defaults: dict[str, Any] = {
+        "rows": np.arange(num),
+        "temperature": np.ones(num, np.float32),
+        "top_k": np.zeros(num, np.int64),
+        "top_p": np.ones(num, np.float32),
+        "seed": np.arange(num) * 7919,
+        "choice": np.zeros(num, np.int64),
+        "position": np.zeros(num, np.int64),
+        "num_logprobs": np.full(num, -1, np.int64),
+    }
+    for name, value in arrays.items():
+        like = defaults.get(name)
+        if isinstance(like, np.ndarray) and not isinstance(value, np.ndarray):
+            value = np.full(num, value, like.dtype)
+        defaults[name] = value
+    return SampleBatch(**defaults)
+
+
+def draw(logits: torch.Tensor, samples: SampleBatch) -> Sampled:
+    before = logits.clone()
+    result = collect(sample(logits, samples), samples)
+    assert torch.equal(logits.nan_to_num(), before.nan_to_num())
+    return result
+
+
+def logits_of(num_rows: int, spread: float = 3.0, vocab: int = VOCAB) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(5)
+    return torch.randn(num_rows, vocab, generator=generator) * spread
+
+
+def allowed_ids(row: torch.Tensor, temperature: float, top_k: int, top_p: float) -> set[int]:
+    """The filters by their definition: sort, keep top_k, then the shortest prefix over top_p."""
+    probs = torch.softmax(row.double() / temperature, dim=0)
+    order = probs.argsort(descending=True, stable=True)[: top_k or None]
+    kept = probs[order] / probs[order].sum()
+    before = kept.cumsum(0) - kept
+    return set(order[before < top_p].tolist())
+
+
+def test_greedy_takes_the_best() -> None:
+    logits = logits_of(9)
+    result = draw(logits, batch(9, temperature=0.0, top_k=3, top_p=0.5))
+    assert result.token_ids == logits.argmax(dim=1).tolist()
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 2.5])
+def test_draws_follow_the_softmax(temperature: float) -> None:
+    """Chi-square at p = 0.001 over 8 tokens: 7 degrees of freedom."""
+    row = torch.tensor([2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, -2.0])
+    num = 20_000
+    counts = np.zeros(8)
+    samples = batch(num, rows=np.zeros(num, np.int64), temperature=temperature)
+    np.add.at(counts, draw(row[None], samples).token_ids, 1)
+    expected = torch.softmax(row / temperature, dim=0).numpy() * num
+    assert ((counts - expected) ** 2 / expected).sum() < 24.32
+
+
+@pytest.mark.parametrize("varying", ["seed", "choice", "position"])
+def test_draws_of_neighbours_are_independent(varying: str) -> None:
+    num = 20_000
+    arrays = {"seed": 3, varying: np.arange(num)}
+    tokens = np.array(
+        draw(torch.zeros(1, 4), batch(num, rows=np.zeros(num, int), **arrays)).token_ids
+    )
+    pairs = np.bincount(tokens[:-1] * 4 + tokens[1:], minlength=16)
+    assert ((pairs - num / 16) ** 2 / (num / 16)).sum() < 37.7  # 15 degrees, p = 0.001
+
+
+@pytest.mark.parametrize("top_k", [0, 1, 2, 50, VOCAB - 1, VOCAB + 9])
+@pytest.mark.parametrize("top_p", [1.0, 0.999, 0.9, 0.3, 1e-9])
+@pytest.mark.parametrize("spread", [0.1, 4.0])
+def test_filters_keep_what_they_say(top_k: int, top_p: float, spread: float) -> None:
+    """A flat row (0.1) makes top_p reach beyond the candidates that are sorted first."""
+    num = 300
+    logits = logits_of(1, spread)
+    samples = batch(num, rows=np.zeros(num, np.int64), temperature=0.8, top_k=top_k, top_p=top_p)
+    drawn = set(draw(logits, samples).token_ids)
+    allowed = allowed_ids(logits[0], 0.8, top_k, top_p)
+    assert drawn <= allowed
+    if len(allowed) <= 3:
+        assert drawn == allowed
+
+
+def test_ties_at_the_border_survive_together() -> None:
+    logits = torch.zeros(1, 6)
+    logits[0, 4] = -50.0
+    samples = batch(400, rows=np.zeros(400, np.int64), top_k=2)
+    assert set(draw(logits, samples).token_ids) == {0, 1, 2, 3, 5}
+
+
+def test_a_draw_depends_on_nothing_but_its_own_row() -> None:
+    num = 12
+    kinds: dict[str, Any] = {
+        "temperature": np.array([0.0, 0.5, 1.0, 1.5] * 3, np.float32),
+        "top_k": np.array([0, 0, 5, 100] * 3),
+        "top_p": np.array([1.0, 0.9, 1.0, 0.95] * 3, np.float32),
+        "seed": np.arange(num) - 2**63,
+        "position": np.arange(num) * 3,
+        "choice": np.arange(num) % 5,
+    }
+    logits = logits_of(num)
+    together = draw(logits, batch(num, **kinds)).token_ids
+    for i in range(num):
+        one = {name: array[i : i + 1] for name, array in kinds.items()}
+        assert draw(logits[i : i + 1], batch(1, **one)).token_ids == [together[i]]
+    order = np.random.default_rng(0).permutation(num)
+    mixed = {name: array[order] for name, array in kinds.items()}
+    shuffled = draw(logits[torch.from_numpy(order)], batch(num, **mixed)).token_ids
+    assert shuffled == [together[i] for i in order]
+
+
+def test_several_draws_come_from_one_row() -> None:
+    logits = logits_of(2)
+    rows = np.array([0, 0, 0, 1])
+    choices = np.array([0, 1, 2, 0])
+    result = draw(logits, batch(4, rows=rows, choice=choices, seed=1)).token_ids
+    for row, choice, token in zip(rows, choices, result, strict=True):
+        alone = batch(1, choice=int(choice), seed=1)
+        assert draw(logits[row : row + 1], alone).token_ids == [token]
+
+
+def test_masked_ids_never_come() -> None:
+    logits = logits_of(2)
+    best = logits.argmax(dim=1).tolist()
+    masks = ((0, (best[0], VOCAB + 3)), (1, (best[1],)))
+    for temperature in (0.0, 0.01):
+        samples = batch(2, temperature=temperature, masks=masks, num_logprobs=1)
+        result = draw(logits, samples)
+        assert all(got != wanted for got, wanted in zip(result.token_ids, best, strict=True))
+        assert [lp.top[0][0] for lp in result.logprobs if lp] == best, "of the unmodified logits"
+
+
+def test_logprobs_are_of_the_unmodified_logits() -> None:
+    logits = logits_of(3)
+    samples = batch(3, temperature=0.3, top_k=2, num_logprobs=np.array([-1, 0, 4]))
+    result = draw(logits, samples)
+    expected = torch.log_softmax(logits.double(), dim=1)
+    assert result.logprobs[0] is None
+    assert result.logprobs[1] is not None and result.logprobs[1].top == []
+    last = result.logprobs[2]
+    assert last is not None and last.token_id == result.token_ids[2]
+    assert last.logprob == pytest.approx(expected[2, last.token_id].item(), abs=1e-4)
+    ids = expected[2].argsort(descending=True)[:4].tolist()
+    assert [i for i, _ in last.top] == ids
+    assert [v for _, v in last.top] == pytest.approx(expected[2, ids].tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_sglang_5984_only_finite_logprobs_and_nan_spoils_one_row(temperature: float) -> None:
+    """https://github.com/sgl-project/sglang/issues/5984"""
+    logits = torch.full((4, 50), float("-inf"))
+    logits[0, 7] = 1.0
+    logits[1, :] = 0.0
+    logits[1, 3] = float("nan")
+    logits[3, 5] = float("inf")
+    result = draw(logits, batch(4, temperature=temperature, num_logprobs=5, top_k=3))
+    assert result.usable == [True, False, False, False]
+    assert result.token_ids[0] == 7
+    assert result.logprobs[0] is not None and result.logprobs[0].top == [(7, 0.0)]
+
+
+def test_tiny_temperatures_are_greedy() -> None:
+    logits = logits_of(4)
+    result = draw(logits, batch(4, temperature=1e-40))
+    assert result.token_ids == logits.argmax(dim=1).tolist()
+
+
+def test_noise_is_pinned_and_within_its_bounds() -> None:
+    """Golden: a worker of another version must draw the same tokens."""
+    keys = noise_keys(torch.tensor([1, -1]), torch.tensor([0, 2]), torch.tensor([0, 9]))
+    values = gumbel(keys[:, None].expand(2, 2), torch.tensor([[0, 5], [0, 5]]))
+    assert mix(torch.tensor([0])).tolist() == [-2152535657050944081]  # splitmix64's first output
+    expected = [2.1004187716059675, 2.2523415675115386, 0.38715645361534456, 0.497871018811035]
+    assert values.flatten().tolist() == pytest.approx(expected, rel=1e-12)
+    many = gumbel(keys[:1].expand(100_000), torch.arange(100_000))
+    assert many.min() > MIN_NOISE and many.max() < MAX_NOISE
+    assert many.mean().item() == pytest.approx(0.5772, abs=0.02)
+    assert many.std().item() == pytest.approx(math.pi / math.sqrt(6), abs=0.02)

@@ -1,0 +1,147 @@
+"""Who gets which tokens of a step."""
+
+import pytest
+import torch
+
+from paceline.core.errors import ConfigError, ErrorCode
+from paceline.engine.config import EngineConfig
+from paceline.engine.messages import Ended, Submit
+from paceline.engine.step_time import StepTime
+from paceline.models.base import ForwardBatch
+from tests.unit.engine.benches import Bench, alone, bench, mock_model, prompt, request
+
+
+class Recorder:
+    """A model that notes what it is asked and may spoil logits."""
+
+    def __init__(self) -> None:
+        self.model = mock_model()
+        self.batches: list[ForwardBatch] = []
+        self.spoil_position = -1
+        for name in ("vocab_size", "context_length", "eos_token_ids", "layout"):
+            setattr(self, name, getattr(self.model, name))
+
+    def forward(self, batch: ForwardBatch, pools: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        self.batches.append(batch)
+        logits = self.model.forward(batch, pools)
+        spoilt = batch.positions[batch.logits_rows] == self.spoil_position
+        return torch.where(spoilt[:, None], float("nan"), logits)
+
+
+def shapes(batch: ForwardBatch) -> tuple[int, list[int]]:
+    """(number of decodes, lengths of chunks)"""
+    num_decodes = len(batch.context_lens) - len(batch.prefills)
+    return num_decodes, [chunk.query_len for chunk in batch.prefills]
+
+
+def recorded(**config: int) -> tuple[Bench, Recorder]:
+    model = Recorder()
+    return bench(model, **config), model
+
+
+def test_a_long_prompt_does_not_starve_decodes() -> None:
+    b, model = recorded(max_batch_tokens=24)
+    b.handle(Submit(1, request(prompt(10), max_tokens=30)))
+    b.step()
+    b.handle(Submit(2, request(prompt(200, 1), max_tokens=2)))
+    for _ in range(8):
+        b.step()
+    assert len(b.tokens(1)) == 9, "one token every step"
+    assert [shapes(batch) for batch in model.batches[1:4]] == [(1, [16]), (1, [16]), (1, [16])]
+
+
+def test_chunks_share_a_step_with_decodes_within_the_budget() -> None:
+    b, model = recorded(max_batch_tokens=40, max_running=6)
+    b.handle(*(Submit(slot, request(prompt(30, slot), max_tokens=20)) for slot in range(6))).run()
+    for batch in model.batches:
+        assert len(batch.token_ids) <= 40
+    assert shapes(model.batches[0]) == (0, [30, 10])
+    assert shapes(model.batches[1]) == (1, [20, 19])
+    assert all(len(b.tokens(slot)) == 20 for slot in range(6))
+
+
+def test_priority_then_arrival() -> None:
+    b = bench(max_running=1)
+    for slot, priority in ((1, 5), (2, 5), (3, 0), (4, 5)):
+        b.handle(Submit(slot, request(prompt(10, slot), priority=priority)))
+    b.run()
+    assert [e.slot for e in b.of(Ended)] == [3, 1, 2, 4]
+
+
+def test_preemption_takes_the_least_important_then_the_latest() -> None:
+    b = bench(num_pages=12, output_window_tokens=0)
+    preempted: list[int] = []
+    scheduler = b.engine.scheduler
+    preempt = scheduler.preempt
+    scheduler.preempt = lambda s: (preempted.append(s.group.slot), preempt(s))  # type: ignore
+    specs = {
+        slot: request(prompt(40, slot), max_tokens=60, priority=priority)
+        for slot, priority in ((1, 1), (2, 2), (3, 1))
+    }
+    b.handle(*(Submit(slot, spec) for slot, spec in specs.items())).run()
+    assert preempted[0] == 2 and 3 in preempted and 1 not in preempted
+    for slot, spec in specs.items():
+        assert b.tokens(slot) == alone(spec)[0]
+
+
+def test_sglang_5984_nan_logits_fail_that_request_only() -> None:
+    """https://github.com/sgl-project/sglang/issues/5984"""
+    b, model = recorded()
+    model.spoil_position = 30
+    spec = request(prompt(20), max_tokens=8)
+    b.handle(Submit(1, spec), Submit(2, request(prompt(29, 1), n=2, temperature=1.0))).run()
+    assert b.failure(2).code is ErrorCode.INTERNAL
+    assert "not finite" in b.failure(2).message
+    assert len(b.of(Ended, 2)) == 1
+    assert b.tokens(1) == alone(spec)[0]
+    b.assert_idle()
+
+
+def test_step_time_limits_chunks_by_what_was_measured() -> None:
+    time = StepTime(max_step_s=0.1)
+    assert time.max_chunk_tokens() > 1_000_000
+    time.observe(100, 0.1)
+    assert time.max_chunk_tokens() == pytest.approx(100, abs=1)
+    time.observe(5, 9.0)  # too small to tell
+    assert time.max_chunk_tokens() == pytest.approx(100, abs=1)
+    for _ in range(30):
+        time.observe(100, 0.2)
+    assert 50 <= time.max_chunk_tokens() <= 52
+    time.observe(100, 50.0)
+    assert time.max_chunk_tokens() == 32
+
+
+def test_chunks_shrink_to_the_time_of_a_step() -> None:
+    model = mock_model(token_s=0.001)
+    b = bench(model, max_batch_tokens=200, step_time_ms=50)
+    b.handle(Submit(1, request(prompt(120), max_tokens=1))).run()
+    b.handle(Submit(2, request(prompt(200, 1), max_tokens=1)))
+    num_steps = 0
+    while b.step() is not None:
+        num_steps += 1
+    assert num_steps >= 4
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_batch_tokens", 8),
+        ("num_pages", 0),
+        ("max_running", 0),
+        ("output_window_tokens", -1),
+        ("max_pinned_share", 0.0),
+        ("step_time_ms", float("nan")),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(field: str, value: float) -> None:
+    settings = {"num_pages": 8, "max_running": 8, field: value}
+    with pytest.raises(ConfigError, match=f"^{field}={value}"):
+        EngineConfig(**settings)  # type: ignore[arg-type]
+
+
+def test_pool_bytes_say_how_many_pages_there_are() -> None:
+    layout = mock_model().layout
+    page_bytes = layout.groups[0].page_bytes
+    assert EngineConfig(pool_bytes=10 * page_bytes + 5).pages_for(layout) == 10
+    with pytest.raises(ConfigError, match="holds no page"):
+        EngineConfig(pool_bytes=page_bytes - 1).pages_for(layout)
