@@ -30,12 +30,13 @@ class LocalSource:
         _sources.pop(self._token, None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LocalLink:
     address: bytes
     source_pool: LocalPool
     pool: LocalPool
     transport: str = "local"
+    is_closed: bool = False
 
     def read(self, piece: Piece, timeout_s: float) -> CellSums:
         check_source_pages(piece.source_pages, self.source_pool.num_pages)
@@ -52,9 +53,11 @@ class LocalLink:
         return sums
 
     def close(self) -> None:
-        """Nothing is held."""
+        self.is_closed = True
 
     def _check_alive(self) -> None:
+        if self.is_closed:
+            raise PeerGone("the link is closed")
         if self.address not in _sources:
             raise PeerGone("the source closed")
 

@@ -1,0 +1,114 @@
+"""Sources in processes of their own that are stopped and killed: PeerGone in time, never a hang."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.core.errors import KvUnavailable, PeerGone
+from paceline.kernels.pages import sum_pages
+from paceline.kv_transfer import registry
+from paceline.kv_transfer.base import Link, LocalPool, Piece, Reader, TransportSettings
+from tests.contract.pools import LARGE, ids, make_pool
+from tests.contract.source_process import NUM_PAGES, SEED, SourceProcess, source_process
+
+EVERY = np.arange(NUM_PAGES)
+
+
+@pytest.fixture(params=["shm", "tcp"])
+def process_transport(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def peer(process_transport: str, tmp_path: Path) -> Iterator[SourceProcess]:
+    with source_process(process_transport, tmp_path) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def pool() -> LocalPool:
+    return make_pool(LARGE, NUM_PAGES)
+
+
+@pytest.fixture
+def reader(process_transport: str, pool: LocalPool) -> Reader:
+    return registry.make_reader(process_transport, pool, TransportSettings("of the reader"))
+
+
+@pytest.fixture
+def link(reader: Reader, peer: SourceProcess) -> Iterator[Link]:
+    link = reader.connect(peer.address, timeout_s=5)
+    yield link
+    link.close()
+
+
+def test_pages_come_from_another_process(link: Link, pool: LocalPool) -> None:
+    expected = make_pool(LARGE, NUM_PAGES, SEED)
+    sums = link.read(Piece(EVERY, EVERY[::-1].copy()), timeout_s=10)
+    assert np.array_equal(sums, sum_pages(expected.memory, EVERY, LARGE))
+
+
+def test_a_source_killed_during_a_copy_is_gone_at_once_and_leaves_nothing(
+    link: Link, reader: Reader, peer: SourceProcess, tmp_path: Path
+) -> None:
+    before = set(os.listdir("/dev/shm"))
+    failed_at: list[float] = []
+
+    def read_until_it_fails() -> None:
+        with pytest.raises(PeerGone):
+            while True:
+                link.read(Piece(EVERY, EVERY), timeout_s=30)
+        failed_at.append(time.monotonic())
+
+    threads = [threading.Thread(target=read_until_it_fails) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.1)
+    killed_at = time.monotonic()
+    peer.process.kill()
+    for thread in threads:
+        thread.join(timeout=10)
+    assert len(failed_at) == 2
+    assert max(failed_at) - killed_at < 2
+    with pytest.raises(PeerGone):
+        link.read(Piece(ids(0), ids(0)), timeout_s=30)
+    with pytest.raises(PeerGone):
+        reader.connect(peer.address, timeout_s=30)
+    assert time.monotonic() - killed_at < 3
+    assert set(os.listdir("/dev/shm")) <= before
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_stopped_source_costs_no_more_than_the_timeout(
+    link: Link, reader: Reader, peer: SourceProcess
+) -> None:
+    """A reader of shm does not need its source to run; everybody else gets PeerGone in time."""
+    peer.process.send_signal(signal.SIGSTOP)
+    started = time.monotonic()
+    if link.transport == "shm":
+        link.read(Piece(EVERY, EVERY), timeout_s=0.3)
+    else:
+        with pytest.raises(PeerGone):
+            link.read(Piece(EVERY, EVERY), timeout_s=0.3)
+    with pytest.raises(PeerGone):
+        reader.connect(peer.address, timeout_s=0.3)
+    assert time.monotonic() - started < 2
+    peer.process.send_signal(signal.SIGCONT)
+    link.read(Piece(EVERY, EVERY), timeout_s=10)
+
+
+def test_a_restarted_source_is_not_taken_for_the_old_one(
+    link: Link, peer: SourceProcess, process_transport: str, tmp_path: Path
+) -> None:
+    """Identity is the incarnation: the old link stays dead although a new source is up."""
+    peer.process.kill()
+    peer.process.wait()
+    with source_process(process_transport, tmp_path), pytest.raises(KvUnavailable):
+        link.read(Piece(ids(0), ids(0)), timeout_s=2)
