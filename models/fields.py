@@ -54,6 +54,13 @@ class Fields:
             raise self.error(name, value, f"not supported; known: {', '.join(known)}")
         return value
 
+    def numbers(self, name: str) -> tuple[float, ...]:
+        value = self._given(name, _REQUIRED)
+        plain = isinstance(value, list) and all(type(item) in (int, float) for item in value)
+        if not plain:
+            raise self.error(name, value, "must be a list of numbers")
+        return tuple(map(float, value))
+
     def token_ids(self, name: str) -> tuple[int, ...]:
         """One id, a list of ids, or nothing."""
         value = self.get(name, [])

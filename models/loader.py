@@ -27,26 +27,31 @@ def load_model(
     folder: Path,
     device: str = "cpu",
     dtype: str = "float32",
+    max_context_length: int | None = None,
     progress: Progress = lambda done, total: None,
 ) -> LoadedModel:
-    """Reads config.json and weights under `folder`. Raises ConfigError naming what is wrong."""
+    """Reads config.json and weights under `folder`. Raises ConfigError naming what is wrong.
+
+    `max_context_length` serves less than the model can, or a rope scaling further: models/rope.py.
+    """
     if dtype not in DTYPES:
         raise ConfigError("dtype", dtype, f"must be one of {', '.join(DTYPES)}")
     fields = Fields(read_json(folder / "config.json"))
     architecture, found = find_model(fields)
     source = ModelSource(
-        folder, fields, torch.device(device), DTYPES[dtype], eos_token_ids(folder, fields), progress
+        folder=folder,
+        fields=fields,
+        device=torch.device(device),
+        dtype=DTYPES[dtype],
+        eos_token_ids=eos_token_ids(folder, fields),
+        max_context_length=max_context_length,
+        progress=progress,
     )
-    model = found.load(source)
-    semantics = (
-        architecture,
-        found.numerics_version,
-        found.semantics(fields, model.context_length),
-    )
+    model, semantics = found.load(source)
     return LoadedModel(
         model,
         architecture,
-        content_digest(folder, semantics, dtype),
+        content_digest(folder, (architecture, found.numerics_version, semantics), dtype),
         serving_digest(folder),
     )
 

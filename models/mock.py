@@ -17,6 +17,7 @@ import torch
 from paceline.core.errors import ConfigError
 from paceline.core.kv_layout import PAGE_TOKENS, KVLayout, PageGroup
 from paceline.models.base import ForwardBatch
+from paceline.models.config import served_context
 from paceline.models.fields import Fields
 from paceline.models.registry import ModelSource
 
@@ -57,7 +58,8 @@ class MockModel:
     def __init__(self, config: MockConfig, source: ModelSource) -> None:
         self.config = config
         self.vocab_size = config.vocab_size
-        self.context_length = config.max_position_embeddings
+        longest = config.max_position_embeddings
+        self.context_length = served_context(longest, longest, source.max_context_length)
         self.eos_token_ids = source.eos_token_ids
         if config.head_dim * source.dtype.itemsize % 8:
             raise ConfigError("head_dim", config.head_dim, "must make a multiple of 8 bytes")
@@ -75,12 +77,9 @@ class MockModel:
         self._eos = torch.tensor(source.eos_token_ids, dtype=torch.int64, device=source.device)
 
     @classmethod
-    def load(cls, source: ModelSource) -> "MockModel":
-        return cls(read_config(source.fields), source)
-
-    @classmethod
-    def semantics(cls, fields: Fields, context_length: int) -> object:
-        return read_config(fields)
+    def load(cls, source: ModelSource) -> tuple["MockModel", object]:
+        config = read_config(source.fields)
+        return cls(config, source), config
 
     def weight_bytes(self) -> int:
         return self._weights.nbytes + self._vocabulary.nbytes

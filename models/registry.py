@@ -30,6 +30,7 @@ class ModelSource:
     device: torch.device
     dtype: torch.dtype  # of weights and KV
     eos_token_ids: tuple[int, ...]
+    max_context_length: int | None  # None: what the model states
     progress: Progress
 
 
@@ -39,13 +40,11 @@ class ModelClass(Protocol):
     numerics_version: ClassVar[int]
 
     @classmethod
-    def load(cls, source: ModelSource) -> Model:
-        """Raises ConfigError for fields or tensors that it cannot honour."""
-        ...
+    def load(cls, source: ModelSource) -> tuple[Model, object]:
+        """The model and, with a stable repr, what besides the weights decides its KV bytes.
 
-    @classmethod
-    def semantics(cls, fields: Fields, context_length: int) -> object:
-        """What besides the weights decides KV bytes (rope, attention): goes into the digest."""
+        Raises ConfigError for fields or tensors that it cannot honour.
+        """
         ...
 
 

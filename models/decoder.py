@@ -1,0 +1,122 @@
+"""What the decoder-only families share: loading, and one forward over a paged pool."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, Protocol, Self
+
+import torch
+
+from paceline.core.kv_layout import KVLayout, PageGroup
+from paceline.kernels.attention import AttentionPlan, paged_attention, plan_attention, write_kv
+from paceline.kernels.rope import rotate_
+from paceline.models.base import ForwardBatch
+from paceline.models.config import ModelConfig
+from paceline.models.layers import LayerBuilder, LayerNorm, Linear, RMSNorm
+from paceline.models.registry import ModelSource
+from paceline.models.weights import WeightReader
+
+RotaryTables = tuple[torch.Tensor, torch.Tensor]
+
+
+class Block(Protocol):
+    @property
+    def norm_1(self) -> RMSNorm | LayerNorm: ...
+
+    @property
+    def attention(self) -> "Attention": ...
+
+    def feed_forward(self, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """Output product of the attention, then the MLP; may overwrite `hidden`."""
+        ...
+
+
+class Attention:
+    """Self-attention of one layer, up to its output product."""
+
+    def __init__(self, qkv: Linear, config: ModelConfig, layer: int) -> None:
+        self.qkv = qkv
+        self.layer = layer
+        self.scale = config.attention_scales[layer]
+        self.num_heads = config.num_heads
+        self.num_rotated = config.num_heads + config.num_kv_heads
+        self.head_dim = config.head_dim
+
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        pool: torch.Tensor,
+        plan: AttentionPlan,
+        tables: RotaryTables | None,
+    ) -> torch.Tensor:
+        """[T, hidden] → [T, query heads × dim]; writes the KV of the new tokens."""
+        qkv = self.qkv(hidden).view(hidden.shape[0], -1, self.head_dim)
+        if tables is not None:
+            rotate_(qkv[:, : self.num_rotated], *tables)
+        write_kv(pool, self.layer, qkv[:, self.num_heads :], plan)
+        query = qkv[:, : self.num_heads]
+        return paged_attention(query, pool, self.layer, plan, self.scale).flatten(1)
+
+
+class Decoder(ABC):
+    """A family derives from it, reads its config and builds its layers in `__init__`."""
+
+    numerics_version: ClassVar[int]
+    ignored_tensors: ClassVar[str] = "$^"  # pattern of names that checkpoints carry for nothing
+
+    blocks: Sequence[Block]
+    norm: RMSNorm | LayerNorm
+    head: Linear
+
+    def __init__(self, config: ModelConfig, source: ModelSource, build: LayerBuilder) -> None:
+        self.config = config
+        self.vocab_size = config.vocab_size
+        self.context_length = config.context_length
+        self.eos_token_ids = source.eos_token_ids
+        dtype = str(source.dtype).removeprefix("torch.")
+        group = PageGroup("full", config.num_layers, config.num_kv_heads, config.head_dim, dtype)
+        self.layout = KVLayout((group,))
+        self._build = build
+
+    @staticmethod
+    @abstractmethod
+    def read_config(source: ModelSource) -> ModelConfig: ...
+
+    @abstractmethod
+    def embed(self, batch: ForwardBatch) -> torch.Tensor:
+        """[T, hidden], new memory."""
+
+    def rotary_tables(self, batch: ForwardBatch, dtype: torch.dtype) -> RotaryTables | None:
+        return None
+
+    @classmethod
+    def load(cls, source: ModelSource) -> tuple[Self, object]:
+        config = cls.read_config(source)
+        with WeightReader(source.folder, source.progress) as reader:
+            model = cls(config, source, LayerBuilder(reader, source))
+            reader.finish(cls.ignored_tensors)
+        return model, config.semantics
+
+    def weight_bytes(self) -> int:
+        return self._build.num_bytes
+
+    def forward(self, batch: ForwardBatch, pools: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        hidden = self.embed(batch)
+        tables = self.rotary_tables(batch, hidden.dtype)
+        plan = self._plan(batch, hidden.dtype)
+        for block in self.blocks:
+            attended = block.attention(block.norm_1(hidden), pools[0], plan, tables)
+            if block is self.blocks[-1]:  # all KV is written: only rows with logits go on
+                hidden, attended = hidden[batch.logits_rows], attended[batch.logits_rows]
+            hidden = block.feed_forward(hidden, attended)
+        return self.head(self.norm(hidden)).float()
+
+    def _plan(self, batch: ForwardBatch, dtype: torch.dtype) -> AttentionPlan:
+        return plan_attention(
+            self.layout.groups[0],
+            batch.slot_mapping,
+            batch.block_table,
+            batch.context_lens,
+            batch.max_context_len,
+            [(chunk.query_len, chunk.context_len) for chunk in batch.prefills],
+            dtype,
+        )
