@@ -137,12 +137,15 @@ class Attempt:
         flight.computing = False
         if flight is self.main and self.decode is not None and self.first_tokens_in:
             return
+        if flight is self.decode and self._held:
+            return  # all is said, but for the first token
         if self._remaining:
             self.fail(EngineFailure("a worker ended the request early"), flight)
 
     def on_error(self, flight: Flight, error: PacelineError) -> None:
         """Prefill is not needed any more once decode goes on by itself."""
-        if flight is self.main and self.decode is not None and self._decode_heard:
+        goes_on = self.decode is not None and self._decode_heard and self.first_tokens_in
+        if flight is self.main and goes_on:
             return
         self.fail(error, flight)
 
@@ -182,6 +185,8 @@ class Attempt:
                 self._held.append(emission)
             else:
                 self._take(self.decode, emission)
+        if self.decode.ended and not self._held:
+            self.on_ended(self.decode)
 
     def _finish(self, choice: int) -> None:
         self.request.choices[choice].finished = True

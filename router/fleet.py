@@ -87,8 +87,8 @@ class Fleet:
     def refresh_models(self, now: float) -> None:
         """Of several revisions of a model, the one that most decode workers serve is listed."""
         tally: dict[str, Tally[bytes]] = {}
-        for known in self._models.values():
-            self.usable(known.content_digest, now)
+        for digest in {session.info.content_digest for session in self.sessions()}:
+            self.usable(digest, now)
         for session in self.sessions():
             if not session.load.draining and not session.is_prefill:
                 info = _model_of(session.info)

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from collections.abc import Callable
 from typing import Protocol
 
 from paceline.core.errors import (
@@ -62,7 +61,7 @@ class Line:
         self.num_failures += 1
         self.failed_at = asyncio.get_running_loop().time()
         guilty = attempt.flights if attempt.failed_at is None else [attempt.failed_at]
-        if failure.code == ErrorCode.KV_UNAVAILABLE:
+        if failure.code == ErrorCode.KV_UNAVAILABLE and attempt.failed_at is not None:
             guilty = [attempt.main]
         self.avoid |= {flight.session.worker_id for flight in guilty}
         incompatible = failure.code == ErrorCode.INCOMPATIBLE_PEER
@@ -139,5 +138,5 @@ class Placer:
 
 
 def _can_finish(sessions: list[WorkerSession], line: Line) -> bool:
-    may_decode: Callable[[WorkerSession], bool] = lambda session: not session.is_prefill  # noqa: E731
-    return bool(sessions) and (line.num_remaining <= 1 or any(map(may_decode, sessions)))
+    can_decode = any(not session.is_prefill for session in sessions)
+    return can_decode or (bool(sessions) and line.num_remaining <= 1)

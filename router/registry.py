@@ -71,8 +71,10 @@ class Registry:
                 await asyncio.sleep(pause_s)
 
     def _note_state(self, up: bool, why: str = "") -> None:
-        if up != self.is_up:
-            log.warning("redis is back" if up else "redis does not answer", why=why)
+        if up and not self.is_up:
+            log.info("redis answers")
+        elif self.is_up and not up:
+            log.warning("redis does not answer; routing goes on without it", why=why)
         self.is_up = up
         self._metrics.redis_up.set(up)
 

@@ -72,6 +72,7 @@ class Client:
         self.models: list[control_pb2.ModelInfo] = []
         self.num_frames = 0
         self._seeds = itertools.count(1)
+        self._write_lock = asyncio.Lock()  # a call takes one write at a time
         self._reader = asyncio.create_task(self._read())
 
     async def submit(
@@ -82,12 +83,12 @@ class Client:
         answer.num_choices = n
         request = make_request(seed, num_prompt, max_tokens, n, **fields)
         submit = control_pb2.SubmitRequest(slot=answer.slot, request=request)
-        await self.call.write(control_pb2.GatewayFrame(submit=submit))
+        await self._write(control_pb2.GatewayFrame(submit=submit))
         return answer
 
     async def cancel(self, answer: Answer, *choices: int) -> None:
         cancel = control_pb2.CancelRequest(slot=answer.slot, choices=choices)
-        await self.call.write(control_pb2.GatewayFrame(cancel=cancel))
+        await self._write(control_pb2.GatewayFrame(cancel=cancel))
 
     async def generate(self, **fields: Any) -> Answer:
         answer = await self.submit(**fields)
@@ -98,6 +99,10 @@ class Client:
         self.call.cancel()
         await asyncio.gather(self._reader, return_exceptions=True)
         await self._channel.close()
+
+    async def _write(self, frame: control_pb2.GatewayFrame) -> None:
+        async with self._write_lock:
+            await self.call.write(frame)
 
     async def _read(self) -> None:
         while (frame := await self.call.read()) is not grpc.aio.EOF:

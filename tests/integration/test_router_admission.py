@@ -1,0 +1,209 @@
+"""Queue, deadlines and cancellation, between real sockets."""
+
+import asyncio
+import random
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from paceline.v1 import common_pb2
+from tests.support.redis_server import RedisServer, redis_server
+from tests.support.router_bench import Bench, router_bench, until
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[RedisServer]:
+    with redis_server() as server:
+        yield server
+
+
+async def test_busy_decode_workers_leave_requests_unprefilled_until_they_are_free(
+    store: RedisServer,
+) -> None:
+    async with router_bench(store) as bench:
+        prefill = await bench.add("p0")
+        decodes = [await bench.add(name, busy=True) for name in ("d0", "d1")]
+        client = await bench.client()
+        answers = [await client.submit() for _ in range(10)]
+        await until(lambda: all(decode.commands("reserve") for decode in decodes))
+        await asyncio.sleep(0.3)
+        assert prefill.commands("prefill") == []
+        assert sum(len(decode.commands("reserve")) for decode in decodes) < 100, "a storm"
+        for decode in decodes:
+            decode.busy = False
+        await until(lambda: all(answer.ended for answer in answers))
+        for answer in answers:
+            answer.check(8)
+        await bench.check_idle()
+
+
+async def test_requests_wait_for_pages_that_the_load_report_lacks(store: RedisServer) -> None:
+    async with router_bench(store) as bench:
+        decode = await bench.add("d0", num_free_pages=2)
+        client = await bench.client()
+        large, small = await client.submit(num_prompt=100), await client.submit(num_prompt=10)
+        await asyncio.sleep(0.3)
+        assert decode.commands("run") == [], "the small one must not overtake the large one"
+        decode.num_free_pages = 1000
+        await until(lambda: large.ended and small.ended)
+        lengths = [len(run.request.token_ids) for run in decode.commands("run")]
+        assert lengths == [100, 10]
+
+
+async def test_a_request_larger_than_the_pool_reaches_the_worker_that_refuses_it(
+    store: RedisServer,
+) -> None:
+    async with router_bench(store) as bench:
+        code = common_pb2.ERROR_CODE_INVALID_REQUEST
+        decode = await bench.add("d0", num_free_pages=10, fail_with=code)
+        answer = await (await bench.client()).generate(num_prompt=16 * 1001)
+        assert answer.error is not None and answer.error.code == code
+        assert len(decode.commands("run")) == 1
+        await bench.check_idle()
+
+
+async def test_a_full_queue_refuses_at_once_with_retry_after(store: RedisServer) -> None:
+    async with router_bench(store, queue_limit=3, max_slots_per_worker=2) as bench:
+        await bench.add("d0", step_s=0.02)
+        client = await bench.client()
+        running = [await client.submit(max_tokens=20) for _ in range(5)]
+        await until(lambda: len(bench.router.coordinator.queue) == 3)
+        started = time.perf_counter()
+        refused = await client.generate()
+        assert time.perf_counter() - started < 0.05
+        assert refused.error is not None
+        assert refused.error.code == common_pb2.ERROR_CODE_OVERLOADED
+        assert refused.error.retry_after_ms >= 1000
+        await until(lambda: all(answer.ended for answer in running))
+        for answer in running:
+            answer.check(20)
+        await bench.check_idle()
+
+
+async def test_priority_then_arrival(store: RedisServer) -> None:
+    async with router_bench(store, max_slots_per_worker=1) as bench:
+        decode = await bench.add("d0")
+        client = await bench.client()
+        answers = [await client.submit(max_tokens=40)]
+        await until(lambda: decode.commands("run"))
+        answers += [await client.submit(max_tokens=2, priority=p) for p in (5, 0, 5, -1)]
+        await until(lambda: all(answer.ended for answer in answers))
+        seeds = [run.request.sampling.seed for run in decode.commands("run")]
+        assert seeds == [1, 5, 3, 2, 4]
+
+
+async def test_work_whose_deadline_passes_in_the_queue_never_starts(store: RedisServer) -> None:
+    async with router_bench(store, max_slots_per_worker=1) as bench:
+        decode = await bench.add("d0", step_s=0.02)
+        client = await bench.client()
+        running = await client.submit(max_tokens=30)
+        await until(lambda: running.tokens)
+        late = await client.generate(budget_ms=100)
+        assert late.error is not None
+        assert late.error.code == common_pb2.ERROR_CODE_DEADLINE_EXCEEDED
+        await until(lambda: running.ended)
+        running.check(30)
+        assert len(decode.commands("run")) == 1
+        await bench.check_idle()
+
+
+@pytest.mark.parametrize("names", [("d0",), ("p0", "d0")])
+async def test_a_deadline_ends_running_work_everywhere(
+    store: RedisServer, names: tuple[str, ...]
+) -> None:
+    async with router_bench(store) as bench:
+        for name in names:
+            await bench.add(name, step_s=0.02)
+        client = await bench.client()
+        answer = await client.generate(max_tokens=1000, budget_ms=300)
+        assert answer.tokens and answer.error is not None
+        assert answer.error.code == common_pb2.ERROR_CODE_DEADLINE_EXCEEDED
+        assert len(bench.workers["d0"].commands("cancel")) == 1
+        await bench.check_idle()
+
+
+async def test_one_choice_is_cancelled_and_the_others_go_on(store: RedisServer) -> None:
+    async with router_bench(store) as bench:
+        await bench.add("p0")
+        decode = await bench.add("d0", step_s=0.02)
+        client = await bench.client()
+        answer = await client.submit(n=3, max_tokens=20)
+        await until(lambda: len(answer.tokens.get(2, ())) > 2)
+        await client.cancel(answer, 1)
+        await until(lambda: answer.finished == {0, 2})
+        assert [list(c.choices) for c in decode.commands("cancel") if c.choices] == [[1]]
+        assert len(answer.tokens[1]) < 20
+        await bench.check_idle()
+
+
+async def test_vllm_router_215_cancels_at_random_moments_leave_no_load(
+    store: RedisServer,
+) -> None:
+    """https://github.com/vllm-project/router/pull/215: phantom load after cancelled requests."""
+    rng = random.Random(0)
+    async with router_bench(store) as bench:
+        for name in ("p0", "p1", "d0", "d1"):
+            await bench.add(name, prefill_s=0.01, handoff_s=0.01)
+        client = await bench.client()
+        cancelled, kept = await _cancel_storm(bench, rng)
+        await until(lambda: all(answer.ended for answer in kept), 20)
+        for answer in kept:
+            answer.check(8)
+        await bench.check_idle()
+        assert not any(answer.error for answer in cancelled)
+        (await client.generate()).check(8)
+
+
+async def _cancel_storm(bench: Bench, rng: random.Random) -> tuple[list[object], list[object]]:
+    client = await bench.client()
+    cancelled, kept = [], []
+
+    async def one(delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+        answer = await client.submit(num_prompt=rng.choice((20, 200)), n=rng.choice((1, 3)))
+        if rng.random() < 0.3:
+            cancelled.append(answer)
+            await asyncio.sleep(rng.random() * 0.08)
+            await client.cancel(answer)
+        else:
+            kept.append(answer)
+
+    await asyncio.gather(*(one(rng.random()) for _ in range(200)))
+    return cancelled, kept
+
+
+@pytest.mark.parametrize("names", [("d0",), ("p0", "d0")])
+async def test_a_gateway_that_leaves_ends_its_requests_and_no_others(
+    store: RedisServer, names: tuple[str, ...]
+) -> None:
+    async with router_bench(store, max_slots_per_worker=6) as bench:
+        for name in names:
+            await bench.add(name, step_s=0.01)
+        leaving, staying = await bench.client(), await bench.client()
+        kept = await staying.submit(max_tokens=50)
+        lost = [await leaving.submit(max_tokens=1000, request_id=f"l{i}") for i in range(8)]
+        await until(lambda: any(answer.tokens for answer in lost))
+        started = time.perf_counter()
+        await leaving.close()
+        await until(lambda: bench.router.coordinator.num_in_flight <= 1)
+        await until(lambda: bench.workers["d0"].open_slots <= 1)
+        assert time.perf_counter() - started < 0.25
+        await until(lambda: kept.ended)
+        kept.check(50)
+        await bench.check_idle()
+
+
+async def test_drain_finishes_what_runs_and_takes_nothing_new(store: RedisServer) -> None:
+    async with router_bench(store) as bench:
+        await bench.add("d0", step_s=0.02)
+        client = await bench.client()
+        running = await client.submit(max_tokens=20)
+        await until(lambda: running.tokens)
+        drain = asyncio.create_task(bench.router.drain())
+        await until(lambda: bench.router.coordinator.draining)
+        refused = await client.generate()
+        assert refused.error is not None
+        assert refused.error.code == common_pb2.ERROR_CODE_UNAVAILABLE
+        await drain
+        running.check(20)
