@@ -166,6 +166,7 @@ class Front:
         finally:
             self._reason = "the rank is being restarted"
             self.session = None
+            session.end_streams()
             await self._registry.withdraw()
             await session.close()
 
@@ -205,10 +206,9 @@ class Front:
 
     async def stop(self) -> None:
         """Ends everything at once. Safe after a start that failed."""
-        for task in reversed(self._tasks):
+        for task in self._tasks:
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._server.stop(grace=0.5)
         await self._probes.stop()
 

@@ -40,6 +40,7 @@ class WorkerMetrics:
         self._handoffs = self._gauge(names.HANDOFFS_HELD, "Prefilled slots held for a reader.")
         self._reported = self._counter(names.MISMATCHES_REPORTED, "Wrong pages, say readers.")
         self.failures = self._counter(names.TRANSFER_FAILURES, "Hand-offs not adopted.")
+        self._balanced = self._gauge(names.WORKER_BOOKS_BALANCED, "1: the page states add up.")
         self._pages = Gauge(names.WORKER_PAGES, "Pages.", ["state"], registry=self.registry)
         transport = ["transport"]
         self._bytes = Counter(
@@ -88,6 +89,7 @@ class WorkerMetrics:
     def observe_pages(self, integrity: Integrity) -> None:
         for state in PAGE_STATES:
             self._pages.labels(state).set(getattr(integrity, f"num_{state}"))
+        self._balanced.set(not integrity.problem)
 
     def _observe_load(self, load: Load) -> None:
         self._running.set(load.num_running)

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import grpc
+import structlog
 
 from paceline.core.errors import Cancelled, EngineFailure, KvUnavailable, PacelineError, Unavailable
 from paceline.engine import messages
@@ -29,6 +30,8 @@ from paceline.worker.rank_process import RankProcess
 from paceline.worker.router_stream import RouterStream
 from paceline.worker.slots import SlotState, SlotTable
 from paceline.worker.step_events import StepEvents
+
+_log = structlog.get_logger("paceline.worker")
 
 Q = TypeVar("Q")
 KeysChanged = Callable[[messages.Stored | messages.Removed], None]
@@ -155,13 +158,16 @@ class Session:
             for task in tasks:
                 task.cancel()
 
-    async def close(self) -> None:
-        """Ends every slot and stream with EngineFailure; pulls are over when this returns."""
+    def end_streams(self) -> None:
+        """The rank is lost: routers learn it by the end of their streams."""
         for stream in list(self.streams):
             for slot in list(stream.slots.values()):
                 self.silence(slot, None)
             self.streams.discard(stream)
             stream.close(Unavailable("the worker starts anew", retry_after_s=1.0))
+
+    async def close(self) -> None:
+        """Waits for the copies into the pool, then frees it."""
         for slot in self.slots:
             if slot.adoption is not None:
                 await slot.adoption.finished()
@@ -208,6 +214,16 @@ class Session:
             if slot is not None:
                 self.end(slot, KvUnavailable("nobody took the KV"))
         self.metrics.observe(self)
+        if not len(self.slots):
+            self.background(self._check_books, messages.CheckIntegrity())
+
+    async def _check_books(self, call: messages.CheckIntegrity) -> None:
+        """While nothing runs: the pages of all states must add up to the pool."""
+        integrity = await self.rank.link.call(call)
+        assert isinstance(integrity, messages.Integrity)
+        self.metrics.observe_pages(integrity)
+        if integrity.problem:
+            _log.error("page books do not balance", problem=integrity.problem)
 
     def _wake_up(self) -> None:
         """We were paused past the limit: others have given our slots up, so do we."""
