@@ -1,6 +1,5 @@
 """The gRPC port: GenerateService, health that follows readiness, reflection."""
 
-from grpc_health.v1 import _async as _aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -21,7 +20,7 @@ class GrpcServer:
     def __init__(self, serving: Serving, config: GatewayConfig) -> None:
         self._config = config
         self._server = make_server()
-        self._health = _aio.HealthServicer()
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         add_GenerateServiceServicer_to_server(  # type: ignore[no-untyped-call]
             GenerateService(serving), self._server
         )

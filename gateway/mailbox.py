@@ -34,7 +34,7 @@ class Mailbox:
         return True
 
     def fail(self, error: PacelineError, *, drop_pending: bool = False) -> None:
-        """Ends the mailbox; the first error counts, after what is pending unless that is dropped."""
+        """Ends the mailbox; the first error counts, after what is pending or instead of it."""
         if drop_pending:
             self._pending.clear()
         self._error = self._error or error

@@ -42,7 +42,7 @@ class _Ignored(msgspec.Struct, kw_only=True):
     prompt_cache_retention: Any = None
 
 
-class _Unsupported(msgspec.Struct, kw_only=True):
+class _Unsupported(_Ignored, kw_only=True):
     best_of: Any = None
     echo: Any = None
     suffix: Any = None
@@ -69,7 +69,7 @@ class _Unsupported(msgspec.Struct, kw_only=True):
     web_search_options: Any = None
 
 
-class SamplingFields(_Ignored, _Unsupported, kw_only=True):
+class SamplingFields(_Unsupported, kw_only=True):
     """What chat and completions share; the last block are vLLM's names for what OpenAI lacks."""
 
     model: str

@@ -27,7 +27,7 @@ class Serving:
         self.router = RouterClient(config.router, self._changed)
         self.is_draining = False
         self.on_change: Callable[[], None] = lambda: None
-        self._num_running = 0
+        self.num_running = 0
         self._reported: list[str] = []
 
     def reasons(self) -> list[str]:
@@ -66,16 +66,16 @@ class Serving:
         """Counts a request in. Raises Overloaded at the bound and Unavailable while draining."""
         if self.is_draining:
             raise Unavailable("the gateway is shutting down", retry_after_s=_RETRY_AFTER_S)
-        if self._num_running >= self.config.max_concurrent_requests:
-            message = f"{self._num_running} requests are being served already"
+        if self.num_running >= self.config.max_concurrent_requests:
+            message = f"{self.num_running} requests are being served already"
             raise Overloaded(message, retry_after_s=_RETRY_AFTER_S)
-        self._num_running += 1
-        self.metrics.running.set(self._num_running)
+        self.num_running += 1
+        self.metrics.running.set(self.num_running)
         try:
             yield
         finally:
-            self._num_running -= 1
-            self.metrics.running.set(self._num_running)
+            self.num_running -= 1
+            self.metrics.running.set(self.num_running)
 
     def generation(self, model: ModelInfo, on_overflow: Callable[[], object]) -> Generation:
         return Generation(

@@ -1,0 +1,167 @@
+"""A RouterService over real gRPC whose answers are scripted: what a gateway attaches to."""
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+
+import grpc
+
+from paceline.rpc.channel import make_server
+from paceline.v1 import common_pb2
+from paceline.v1.common_pb2 import Emission, PositionLogprobs, SlotError, TokenLogprob, TokenRequest
+from paceline.v1.control_pb2 import GatewayFrame, ModelInfo, RouterFrame
+from paceline.v1.control_pb2_grpc import (
+    RouterServiceServicer,
+    add_RouterServiceServicer_to_server,
+)
+
+LENGTH = common_pb2.FINISH_REASON_LENGTH
+STOP = common_pb2.FINISH_REASON_STOP
+
+
+@dataclass
+class Reply:
+    """What happens to one request: `steps` of token ids, the same for each choice."""
+
+    steps: Sequence[Sequence[int]]
+    finish: "common_pb2.FinishReason" = LENGTH
+    interval_s: float = 0.0
+    delay_s: float = 0.0
+    num_cached_tokens: int = 0
+    error: common_pb2.Error | None = None  # instead of the finish, after the steps
+    is_endless: bool = False  # never finishes by itself
+    logprob: float = -0.5
+
+
+@dataclass
+class Submission:
+    """A request as it arrived, and what became of it."""
+
+    slot: int
+    request: TokenRequest
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+    cancelled_choices: set[int] = field(default_factory=set)
+    cancelled_at_s: float = 0.0
+
+
+def bytes_reply(data: bytes, **settings: object) -> Reply:
+    """One byte a step: tokens of the byte vocabulary."""
+    return Reply([[byte] for byte in data], **settings)  # type: ignore[arg-type]
+
+
+class FakeRouter(RouterServiceServicer):
+    """Start, set `reply`, look at `submissions`, stop."""
+
+    def __init__(self, models: Sequence[ModelInfo]) -> None:
+        self.models = list(models)
+        self.reply: Callable[[TokenRequest], Reply] = lambda request: bytes_reply(b"Hello")
+        self.submissions: list[Submission] = []
+        self.endpoint = ""
+        self._server: grpc.aio.Server | None = None
+        self._outboxes: set[asyncio.Queue[RouterFrame]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self, port: int = 0) -> None:
+        self._server = make_server()
+        add_RouterServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
+        self.endpoint = f"127.0.0.1:{self._server.add_insecure_port(f'127.0.0.1:{port}')}"
+        await self._server.start()
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        if self._server is not None:
+            await self._server.stop(None)
+
+    def set_models(self, models: Sequence[ModelInfo]) -> None:
+        self.models = list(models)
+        for outbox in self._outboxes:
+            outbox.put_nowait(RouterFrame(models=models, models_changed=True))
+
+    async def Attach(
+        self,
+        request_iterator: AsyncIterator[GatewayFrame],
+        context: "grpc.aio.ServicerContext[GatewayFrame, RouterFrame]",
+    ) -> AsyncIterator[RouterFrame]:
+        outbox: asyncio.Queue[RouterFrame] = asyncio.Queue()
+        outbox.put_nowait(RouterFrame(models=self.models, models_changed=True))
+        self._outboxes.add(outbox)
+        reader = self._spawn(self._read(request_iterator, outbox))
+        try:
+            while True:
+                yield await outbox.get()
+        finally:
+            reader.cancel()
+            self._outboxes.discard(outbox)
+
+    async def _read(
+        self, frames: AsyncIterator[GatewayFrame], outbox: "asyncio.Queue[RouterFrame]"
+    ) -> None:
+        slots: dict[int, Submission] = {}
+        async for frame in frames:
+            if frame.HasField("submit"):
+                submission = Submission(frame.submit.slot, frame.submit.request)
+                slots[submission.slot] = submission
+                self.submissions.append(submission)
+                self._spawn(self._answer(submission, outbox))
+                continue
+            submission = slots[frame.cancel.slot]
+            submission.cancelled_at_s = time.monotonic()
+            submission.cancelled_choices |= set(frame.cancel.choices)
+            if not frame.cancel.choices:
+                submission.cancelled.set()
+
+    async def _answer(self, submission: Submission, outbox: "asyncio.Queue[RouterFrame]") -> None:
+        reply = self.reply(submission.request)
+        await asyncio.sleep(reply.delay_s)
+        positions = dict.fromkeys(submission.request.choices, 0)
+        for index, token_ids in enumerate(reply.steps):
+            is_last = index == len(reply.steps) - 1 and reply.error is None and not reply.is_endless
+            emissions = []
+            for choice in submission.request.choices:
+                if choice in submission.cancelled_choices:
+                    continue
+                emission = _emission(submission, reply, choice, positions[choice], token_ids)
+                emission.finish = reply.finish if is_last else 0
+                positions[choice] += len(token_ids)
+                emissions.append(emission)
+            outbox.put_nowait(RouterFrame(emissions=emissions))
+            await asyncio.sleep(reply.interval_s)
+            if submission.cancelled.is_set():
+                return
+        if reply.error is not None:
+            error = SlotError(slot=submission.slot, error=reply.error)
+            outbox.put_nowait(RouterFrame(errors=[error]))
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _emission(
+    submission: Submission, reply: Reply, choice: int, position: int, token_ids: Sequence[int]
+) -> Emission:
+    emission = Emission(
+        slot=submission.slot,
+        choice=choice,
+        position=position,
+        token_ids=token_ids,
+        num_cached_tokens=reply.num_cached_tokens if position == 0 else 0,
+        emitted_unix_us=time.time_ns() // 1000,
+    )
+    sampling = submission.request.sampling
+    if sampling.HasField("num_logprobs"):
+        for token_id in token_ids:
+            emission.logprobs.append(_position(token_id, sampling.num_logprobs, reply.logprob))
+    return emission
+
+
+def _position(token_id: int, num_top: int, logprob: float) -> PositionLogprobs:
+    top = [TokenLogprob(token_id=(token_id + i) % 256, logprob=logprob - i) for i in range(num_top)]
+    if num_top > 1:
+        top[-1].logprob = -math.inf  # filtered tokens have none
+    return PositionLogprobs(chosen=TokenLogprob(token_id=token_id, logprob=logprob), top=top)

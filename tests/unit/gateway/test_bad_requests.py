@@ -1,0 +1,186 @@
+"""Every bad input: a clear 4xx in OpenAI's form, and nothing else disturbed."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from tests.support.fake_router_service import bytes_reply
+from tests.support.gateway_client import raw_request, request_bytes
+from tests.support.gateway_deployment import CONTEXT_LENGTH, Deployment
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+USER = {"role": "user", "content": "Hi"}
+
+
+def chat(**fields: Any) -> bytes:
+    return json.dumps({"model": "mock", "messages": [USER], **fields}).encode()
+
+
+def complete(**fields: Any) -> bytes:
+    return json.dumps({"model": "mock", "prompt": "Hi", **fields}).encode()
+
+
+def with_message(**fields: Any) -> bytes:
+    return chat(messages=[{**USER, **fields}])
+
+
+DEEP = b"[" * 200_000 + b"]" * 200_000
+TOO_LONG = "x" * (CONTEXT_LENGTH + 1)
+# name: (path, body, param, what the message says)
+CASES: dict[str, tuple[str, bytes, str | None, str]] = {
+    # https://github.com/vllm-project/vllm/issues/7632
+    "empty prompt": (COMPLETIONS, complete(prompt=""), "prompt", "must not be empty"),
+    "no prompts": (COMPLETIONS, complete(prompt=[]), "prompt", "must not be empty"),
+    "empty ids": (COMPLETIONS, complete(prompt=[[]]), "prompt", "must not be empty"),
+    "one empty prompt": (COMPLETIONS, complete(prompt=["a", ""]), "prompt", "must not be empty"),
+    "negative id": (COMPLETIONS, complete(prompt=[-1]), "prompt", "between 0 and 259"),
+    "id of no token": (COMPLETIONS, complete(prompt=[260]), "prompt", "between 0 and 259"),
+    "huge id": (COMPLETIONS, complete(prompt=[2**70]), "prompt", "between 0 and 259"),
+    "special only": (COMPLETIONS, complete(prompt="<|end|>"), "prompt", "special tokens"),
+    "special id only": (COMPLETIONS, complete(prompt=[256, 257]), "prompt", "special tokens"),
+    "mixed prompts": (COMPLETIONS, complete(prompt=["a", 1]), "prompt", "mixture"),
+    "33 prompts": (COMPLETIONS, complete(prompt=["a"] * 33), "prompt", "at most 32"),
+    "prompt beyond the context": (COMPLETIONS, complete(prompt=TOO_LONG), "prompt", "context"),
+    "echo": (COMPLETIONS, complete(echo=True), "echo", "not supported yet"),
+    "suffix": (COMPLETIONS, complete(suffix="x"), "suffix", "not supported yet"),
+    "best_of": (COMPLETIONS, complete(best_of=2), "best_of", "not supported yet"),
+    "negative logprobs": (COMPLETIONS, complete(logprobs=-1), "logprobs", "negative"),
+    "logprobs 21": (COMPLETIONS, complete(logprobs=21), "logprobs", "between 0 and 20"),
+    "chat beyond the context": (CHAT, with_message(content=TOO_LONG), "messages", "context"),
+    "max_tokens 0": (CHAT, chat(max_tokens=0), "max_tokens", "at least 1"),
+    "max_tokens negative": (CHAT, chat(max_tokens=-1), "max_tokens", "at least 1"),
+    "max_tokens huge": (CHAT, chat(max_tokens=2**80), "max_tokens", "at most"),
+    "max_completion_tokens 0": (CHAT, chat(max_completion_tokens=0), "max_tokens", "at least 1"),
+    "min_tokens above": (CHAT, chat(min_tokens=9, max_tokens=8), "min_tokens", "which is 8"),
+    "temperature NaN": (CHAT, chat(temperature=float("nan")), None, "not valid JSON"),
+    "temperature Infinity": (CHAT, chat(temperature=float("inf")), None, "not valid JSON"),
+    "temperature 1e999": (CHAT, chat()[:-1] + b',"temperature":1e999}', "temperature", "range"),
+    "temperature negative": (CHAT, chat(temperature=-0.1), "temperature", "between 0 and"),
+    "top_p 0": (CHAT, chat(top_p=0), "top_p", "(0, 1]"),
+    "top_p 2": (CHAT, chat(top_p=2), "top_p", "(0, 1]"),
+    "top_k negative": (CHAT, chat(top_k=-2), "top_k", "positive"),
+    "n 0": (CHAT, chat(n=0), "n", "between 1 and 128"),
+    "n 1000": (CHAT, chat(n=1000), "n", "between 1 and 128"),
+    "n 100 of 2": (COMPLETIONS, complete(prompt=["a", "b"], n=100), "n", "128 choices"),
+    "100 stop strings": (CHAT, chat(stop=["s"] * 100), "stop", "at most 4"),
+    "empty stop string": (CHAT, chat(stop=[""]), "stop", "between 1 and 1024"),
+    "long stop string": (CHAT, chat(stop="s" * 2000), "stop", "between 1 and 1024"),
+    "stop token beyond": (CHAT, chat(stop_token_ids=[999]), "stop_token_ids", "between 0 and"),
+    "seed huge": (CHAT, chat(seed=2**64), "seed", "64 bits"),
+    "priority huge": (CHAT, chat(priority=2**31), "priority", "32 bits"),
+    "top_logprobs alone": (CHAT, chat(top_logprobs=2), "top_logprobs", "logprobs is true"),
+    "stream_options alone": (CHAT, chat(stream_options={}), "stream_options", "stream is true"),
+    "unknown model": (CHAT, chat(model="gpt-none"), "model", "does not exist"),
+    "no model": (CHAT, b'{"messages":[]}', "model", "Missing required parameter: 'model'"),
+    "no messages": (CHAT, b'{"model":"mock"}', "messages", "Missing required parameter"),
+    "unknown field": (CHAT, chat(temprature=1), "temprature", "Unrecognized request argument"),
+    "model as number": (CHAT, chat(model=5), "model", "Expected `str`"),
+    "max_tokens as text": (CHAT, chat(max_tokens="5"), "max_tokens", "Expected `int"),
+    "max_tokens as float": (CHAT, chat(max_tokens=1.5), "max_tokens", "Expected `int"),
+    "stream as text": (CHAT, chat(stream="yes"), "stream", "Expected `bool"),
+    "messages as text": (CHAT, chat(messages="Hi"), "messages", "Expected `array`"),
+    "prompt as object": (COMPLETIONS, complete(prompt={}), "prompt", "Expected"),
+    "temperature as bool": (CHAT, chat(temperature=True), "temperature", "Expected `float"),
+    "tools": (CHAT, chat(tools=[{"type": "function"}]), "tools", "not supported yet"),
+    "json mode": (CHAT, chat(response_format={"type": "json_object"}), "response_format", "yet"),
+    "logit_bias": (CHAT, chat(logit_bias={"5": 1}), "logit_bias", "not supported yet"),
+    "penalty": (CHAT, chat(presence_penalty=0.5), "presence_penalty", "not supported yet"),
+    # https://github.com/janhq/jan/issues/6254
+    "messages empty": (CHAT, chat(messages=[]), "messages", "must not be empty"),
+    "unknown role": (CHAT, with_message(role="robot"), "messages[0].role", "robot"),
+    "content null": (CHAT, with_message(content=None), "messages[0].content", "must be a string"),
+    "content empty": (CHAT, with_message(content=[]), "messages[0].content", "must be a string"),
+    "tool without call": (CHAT, with_message(role="tool"), "messages[0].role", "tools"),
+    "image": (
+        CHAT,
+        with_message(content=[{"type": "image_url", "image_url": {"url": "x"}}]),
+        "messages[0].content[0].type",
+        "only text",
+    ),
+    # https://github.com/openai/tiktoken/issues/82
+    "lone high surrogate": (CHAT, chat()[:-1] + b',"user":"\\ud83d"}', None, "not valid JSON"),
+    "lone low surrogate": (CHAT, chat()[:-1] + b',"user":"a\\udc00b"}', None, "not valid JSON"),
+    "invalid UTF-8": (CHAT, chat()[:-1] + b',"user":"\xff"}', None, "not valid JSON"),
+    "byte order mark": (CHAT, b"\xef\xbb\xbf" + chat(), None, "not valid JSON"),
+    "deep JSON": (CHAT, b'{"user":' + DEEP + b"}", None, "nested too deeply"),
+    "deep messages": (CHAT, b'{"messages":' + DEEP + b"}", "messages[0]", "Expected `object`"),
+    "empty body": (CHAT, b"", None, "not valid JSON"),
+    "half a body": (CHAT, chat()[:-5], None, "not valid JSON"),
+    "an array": (CHAT, b"[1]", None, "Expected `object`"),
+}
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_a_bad_request_gets_a_clear_answer(deployment: Deployment, name: str) -> None:
+    path, body, param, message = CASES[name]
+    deployment.router.reply = lambda request: bytes_reply(b"undisturbed", interval_s=0.002)
+    good = asyncio.create_task(deployment.chat("good"))
+    headers = {"content-type": "application/json"}
+    response = await deployment.http.post(path, content=body, headers=headers)
+    assert response.status_code == (404 if name == "unknown model" else 400), response.text
+    error = response.json()["error"]
+    assert error["type"] == "invalid_request_error" and error["param"] == param
+    assert message in error["message"] and len(error["message"]) < 500
+    assert (await good).json()["choices"][0]["message"]["content"] == "undisturbed"
+    assert len(deployment.router.submissions) == 1  # nothing of the bad one was sent
+
+
+@pytest.mark.parametrize("declared", [True, False])
+async def test_10_mb_are_refused_while_they_arrive(deployment: Deployment, declared: bool) -> None:
+    body = b'{"user":"' + b"x" * (10 << 20)
+
+    async def pieces() -> Any:
+        for start in range(0, len(body), 1 << 16):
+            yield body[start : start + (1 << 16)]
+
+    content = body if declared else pieces()
+    response = await deployment.http.post(CHAT, content=content)
+    assert response.status_code == 413
+    assert "1048576 bytes" in response.json()["error"]["message"]
+
+
+async def test_a_declared_length_is_refused_before_the_body(deployment: Deployment) -> None:
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 10485760\r\n\r\n".encode()
+    status, headers, body = await asyncio.wait_for(raw_request(deployment.port, head), 1)
+    assert status == 413 and headers["connection"] == "close" and b"must not exceed" in body
+
+
+async def test_an_endless_head_is_cut(deployment: Deployment) -> None:
+    with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+        await raw_request(deployment.port, b"GET /livez HTTP/1.1\r\n" + b"a: b\r\n" * 50_000)
+    assert (await deployment.http.get("/livez")).status_code == 200
+
+
+async def test_unknown_routes_and_methods_have_openai_bodies(deployment: Deployment) -> None:
+    missing = await deployment.http.get("/v1/nothing")
+    assert missing.status_code == 404 and missing.json()["error"]["code"] == "not_found"
+    wrong = await deployment.http.get(CHAT)
+    assert wrong.status_code == 405 and wrong.json()["error"]["code"] == "method_not_allowed"
+    assert wrong.headers["allow"] == "POST"
+
+
+async def test_tiktoken_82_odd_but_valid_text_arrives_unchanged(deployment: Deployment) -> None:
+    """https://github.com/openai/tiktoken/issues/82"""
+    for text in ("\U0001f600", "a\0b", "\ufeffx", "e" + "\u0301" * 50):
+        assert (await deployment.complete(text)).status_code == 200
+        sent = bytes(deployment.router.submissions[-1].request.token_ids)
+        assert sent == text.encode()
+
+
+async def test_jan_6254_role_orders_are_the_templates_matter(deployment: Deployment) -> None:
+    """https://github.com/janhq/jan/issues/6254: this template, like SmolLM2's, takes any order."""
+    for roles in (["system", "user", "user"], ["assistant"], ["assistant", "user"], ["developer"]):
+        messages = [{"role": role, "content": "x"} for role in roles]
+        body = {"model": "mock", "messages": messages}
+        assert (await deployment.http.post(CHAT, json=body)).status_code == 200
+
+
+async def test_a_request_without_content_type_or_length_is_fine(deployment: Deployment) -> None:
+    request = request_bytes(CHAT, chat(max_tokens=5))
+    status, _, body = await raw_request(deployment.port, request)
+    assert status == 200 and b"Hello" in body
