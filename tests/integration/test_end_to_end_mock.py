@@ -1,0 +1,113 @@
+"""The whole path with real processes: HTTP → gateway → router → prefill → pull → decode.
+
+The mock model's next token is a hash of all KV bytes before it: equal tokens mean equal KV.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from benchmarks.answer import Answer
+from benchmarks.deployment import deployment, held_pages, mock_model, settle, workers_total
+from benchmarks.loadgen import Call, send, send_all
+from paceline.cli.cluster import Cluster
+from paceline.core import metrics as names
+from tests.support.end_to_end import Alone, prompt, streaming
+
+STEP_S = 0.005
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[Path]:
+    with mock_model(step_s=STEP_S) as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def alone(model: Path) -> Alone:
+    return Alone(model)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A deployment in which every prompt is prefilled apart."""
+
+    cluster: Cluster
+    transport: str
+
+    def send(self, call: Call) -> Answer:
+        return asyncio.run(send(self.cluster.base_url, call))
+
+    def send_all(self, calls: list[Call]) -> list[Answer]:
+        return asyncio.run(send_all(self.cluster.base_url, calls, len(calls)))
+
+    def pulled_bytes(self) -> float:
+        return workers_total(self.cluster, names.TRANSFER_BYTES, "decode", transport=self.transport)
+
+
+@pytest.fixture(scope="module", params=["shm", "tcp"])
+def split(request: pytest.FixtureRequest, model: Path) -> Iterator[Split]:
+    worker = {"transports": request.param, "num_threads": 1, "pool_mib": 16}
+    with deployment(model, router={"split_min_tokens": 0}, worker=worker) as cluster:
+        yield Split(cluster, request.param)
+
+
+def test_split_requests_get_the_tokens_of_one_worker(
+    split: Split, model: Path, alone: Alone
+) -> None:
+    before = split.pulled_bytes()
+    lengths = [1, 15, 16, 17, 100, 333]
+    prompts = [prompt(n, salt=n) for n in lengths]
+    answers = split.send_all([streaming(model, p, max_tokens=24, temperature=0) for p in prompts])
+    for token_ids, answer in zip(prompts, answers, strict=True):
+        assert answer.is_complete, answer.error
+        assert answer.finish() == "length"
+        assert [answer.token_ids()] == alone.answer(token_ids, max_tokens=24, temperature=0)
+    asyncio.run(settle(split.cluster, 5))  # counters follow at the next beat
+    token_bytes = 2 * 2 * 2 * 8 * 4
+    assert split.pulled_bytes() - before == sum(lengths) * token_bytes
+
+
+def test_choices_and_seed(split: Split, model: Path, alone: Alone) -> None:
+    token_ids = prompt(70, salt=1)
+    sampling = {"max_tokens": 12, "temperature": 1.0, "top_p": 0.9, "seed": 42, "n": 3}
+    first, again = split.send_all([streaming(model, token_ids, **sampling)] * 2)
+    expected = alone.answer(token_ids, **sampling)
+    assert [first.token_ids(i) for i in range(3)] == expected
+    assert [again.token_ids(i) for i in range(3)] == expected
+    assert len({tuple(tokens) for tokens in expected}) == 3
+
+
+def test_a_stop_string_across_tokens_ends_the_text_before_it(split: Split, model: Path) -> None:
+    call = streaming(model, prompt(50, salt=2), max_tokens=20, temperature=0)
+    text = split.send(call).text()
+    words = text.split()
+    stop = f"{words[5][-2:]} {words[6][:2]}"
+    call.body["stop"] = [stop]  # type: ignore[index]
+    answer = split.send(call)
+    assert answer.finish() == "stop"
+    assert answer.text() == text[: text.index(stop)]
+
+
+def test_usage_counts_prompt_output_and_cached_tokens(split: Split, model: Path) -> None:
+    call = streaming(model, prompt(90, salt=3), max_tokens=5, temperature=0)
+    first, second = split.send(call).usage, split.send(call).usage
+    assert first and second
+    assert (first["prompt_tokens"], first["completion_tokens"]) == (90, 5)
+    assert first["prompt_tokens_details"]["cached_tokens"] == 0
+    assert second["prompt_tokens_details"]["cached_tokens"] == 80
+
+
+def test_a_client_that_leaves_frees_everything(split: Split, model: Path) -> None:
+    calls = []
+    for i, leave_s in enumerate((0.0, 0.02, 0.1, 0.3)):
+        call = streaming(model, prompt(200, salt=10 + i), max_tokens=4000, ignore_eos=True)
+        calls.append(Call(call.body, headers=call.headers, leave_after_s=leave_s))
+    answers = split.send_all(calls)
+    assert all(answer.has_left for answer in answers)
+    assert answers[-1].events
+    assert asyncio.run(settle(split.cluster, 8)) == (0, 0)
+    assert held_pages(split.cluster) == 0

@@ -1,0 +1,54 @@
+"""What end-to-end tests share: requests as token ids, and what one engine alone would answer."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.loadgen import TIMING, Call
+from paceline.core.sampling import SamplingParams
+from paceline.engine.config import EngineConfig
+from paceline.engine.engine import Engine
+from paceline.engine.messages import Emission, Ended, RequestSpec, Submit
+from paceline.engine.pools import allocate_pools, pool_memory
+from paceline.models.loader import load_model
+
+
+def prompt(num_tokens: int, salt: int = 0) -> list[int]:
+    """Ids of visible words; other salts have no prefix in common."""
+    return [300 + (salt * 7919 + i * i * 31 + i * 17) % 3000 for i in range(num_tokens)]
+
+
+def streaming(model: Path, token_ids: list[int], **fields: Any) -> Call:
+    body = {"model": model.name, "prompt": token_ids, "stream": True, **fields}
+    body["stream_options"] = {"include_usage": True}
+    return Call(body, headers=TIMING, timeout_s=60)
+
+
+class Alone:
+    """One engine in this process that computes every request whole, one after the other."""
+
+    def __init__(self, folder: Path, num_pages: int = 512) -> None:
+        torch.set_num_threads(1)
+        model = load_model(folder).model
+        pools = allocate_pools(model.layout, num_pages, "cpu")
+        config = EngineConfig(num_pages=num_pages)
+        self._engine = Engine(model, config, pools, pool_memory(pools[0]))
+        self._num_slots = 0
+
+    def answer(self, token_ids: list[int], **sampling: Any) -> list[list[int]]:
+        """Tokens of each choice."""
+        params = SamplingParams(**sampling)
+        self._num_slots += 1
+        name, choices = f"alone-{self._num_slots}", tuple(range(params.n))
+        spec = RequestSpec(name, token_ids, len(token_ids), bytes(32), params, choices)
+        self._engine.handle(Submit(self._num_slots, spec))
+        outputs: list[list[int]] = [[] for _ in choices]
+        while True:
+            output = self._engine.step()
+            assert output is not None
+            for event in output.events:
+                if isinstance(event, Emission):
+                    outputs[event.choice] += event.token_ids
+                if isinstance(event, Ended):
+                    return outputs
