@@ -180,7 +180,9 @@ def _causal_mask(longest: int, dtype: torch.dtype, device: torch.device) -> torc
 def _cut(causal: torch.Tensor, num_queries: int, num_keys: int) -> torch.Tensor:
     """Mask [num_queries, num_keys] whose last query sees all keys."""
     past = causal.shape[1] - causal.shape[0]
-    return causal[:num_queries, past - (num_keys - num_queries) : past + num_queries]
+    mask = causal[:num_queries, past - (num_keys - num_queries) : past + num_queries]
+    # torch's CUDA kernels read a mask in aligned words; a slice may start anywhere.
+    return mask.clone() if mask.is_cuda else mask
 
 
 def _attend_prefill(

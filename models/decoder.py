@@ -106,6 +106,8 @@ class Decoder(ABC):
         for block in self.blocks:
             attended = block.attention(block.norm_1(hidden), pools[0], plan, tables)
             if block is self.blocks[-1]:  # all KV is written: only rows with logits go on
+                if not len(batch.logits_rows):
+                    return hidden.new_empty(0, self.vocab_size, dtype=torch.float32)
                 hidden, attended = hidden[batch.logits_rows], attended[batch.logits_rows]
             hidden = block.feed_forward(hidden, attended)
         return self.head(self.norm(hidden)).float()

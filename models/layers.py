@@ -94,7 +94,9 @@ class TiedEmbedding:
         self.head = head
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.head.weight.index_select(1, ids).t().contiguous()
+        columns = self.head.weight.index_select(1, ids)
+        # Not contiguous(): it leaves one row with strides (1, 1), which cuBLAS refuses.
+        return columns.t().clone(memory_format=torch.contiguous_format)
 
 
 class LayerBuilder:
