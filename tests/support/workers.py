@@ -45,7 +45,7 @@ class WorkerProcess:
         connection.close()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
 
-    def wait_until_ready(self, timeout_s: float = 30.0) -> None:
+    def wait_until_ready(self, timeout_s: float = 90.0) -> None:
         wait_for(lambda: self.process.poll() is not None or not self.not_ready(), timeout_s)
         assert self.process.poll() is None, "the worker died at its start"
 
