@@ -32,12 +32,16 @@ from paceline.core.kv_layout import PageGroup
 
 PageIds = NDArray[np.int64]
 CellSums = NDArray[np.uint64]  # [pages, heads]
-PoolMemory = memoryview  # writable, page 0 first
+
+MAX_PIECE_PAGES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One bounded copy: page source_pages[i] of the peer into page destination_pages[i] here."""
+    """One bounded copy: page source_pages[i] of the peer into page destination_pages[i] here.
+
+    At most MAX_PIECE_PAGES of them.
+    """
 
     source_pages: PageIds
     destination_pages: PageIds
@@ -87,7 +91,7 @@ class Reader(Protocol):
 class LocalPool:
     """The pool on this side: `fd` is a memfd when other processes may map it, else -1."""
 
-    memory: PoolMemory
+    memory: memoryview  # writable bytes, page 0 first
     group: PageGroup
     num_pages: int
     fd: int = -1

@@ -4,12 +4,11 @@ import threading
 from dataclasses import dataclass
 
 from paceline.core.kv_layout import PAGE_TOKENS, PageGroup
-from paceline.kv_transfer.base import Piece
+from paceline.kv_transfer.base import MAX_PIECE_PAGES, Piece
 
 PIECE_SECONDS = 0.020  # a cancel waits for one piece
 _FIRST_GUESS = 200e6  # bytes per second: a slow network, so that the first piece is short
-_WEIGHT = 0.5  # of the newest piece
-_MAX_GROWTH = 8.0  # a piece never trusts more than this over the last estimate
+_MAX_GROWTH = 8.0  # from one piece to the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +34,28 @@ class LinkStatistics:
 
     def pages_per_piece(self) -> int:
         num_bytes = int(self._figures.bytes_per_second * PIECE_SECONDS)
-        return max(1, num_bytes // self._group.page_bytes)
+        return min(max(1, num_bytes // self._group.page_bytes), MAX_PIECE_PAGES)
 
     def add_piece(self, piece: Piece, seconds: float, num_mismatches: int) -> None:
         num_tokens = PAGE_TOKENS if piece.num_tokens is None else piece.num_tokens
         num_bytes = len(piece.source_pages) * self._group.page_bytes * num_tokens // PAGE_TOKENS
         with self._lock:
             old = self._figures
-            rate = min(num_bytes / max(seconds, 1e-9), old.bytes_per_second * _MAX_GROWTH)
             self._figures = LinkFigures(
                 num_bytes=old.num_bytes + num_bytes,
                 num_pieces=old.num_pieces + 1,
                 num_mismatches=old.num_mismatches + num_mismatches,
                 seconds=old.seconds + seconds,
-                bytes_per_second=(1 - _WEIGHT) * old.bytes_per_second + _WEIGHT * rate,
+                bytes_per_second=_learn(old.bytes_per_second, num_bytes, seconds),
             )
+
+
+def _learn(estimate: float, num_bytes: int, seconds: float) -> float:
+    """Slower counts at once, so that one piece at most takes too long; faster counts by half.
+
+    A piece that was over soon was small: it shows the latency of the link, not its speed.
+    """
+    measured = num_bytes / max(seconds, 1e-9)
+    if measured >= estimate:
+        return (estimate + min(measured, _MAX_GROWTH * estimate)) / 2
+    return estimate if seconds < PIECE_SECONDS / 4 else measured

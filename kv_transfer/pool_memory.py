@@ -35,16 +35,19 @@ def create_pool_memory(num_bytes: int, *, populate: bool = True) -> PoolMemory:
 
     Raises ConfigError when the machine has not enough memory.
     """
+    if num_bytes <= 0:
+        raise ConfigError("pool_bytes", num_bytes, "must be positive")
     fd = os.memfd_create("paceline-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, num_bytes)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SIZE_SEALS)
         mapping = _map_writable(fd, num_bytes)
         if populate:
-            _populate(mapping, num_bytes)
-    except BaseException:
+            _populate(mapping)
+    except OSError as error:
         os.close(fd)
-        raise
+        reason = f"memory for the page pool cannot be had: {os.strerror(error.errno or 0)}"
+        raise ConfigError("pool_bytes", num_bytes, reason) from error
     return PoolMemory(fd, memoryview(mapping))
 
 
@@ -79,11 +82,9 @@ def _map_writable(fd: int, num_bytes: int) -> mmap.mmap:
     return mapping
 
 
-def _populate(mapping: mmap.mmap, num_bytes: int) -> None:
+def _populate(mapping: mmap.mmap) -> None:
     try:
         mapping.madvise(_MADV_POPULATE_WRITE)
     except OSError as error:
-        if error.errno == errno.EINVAL:
-            return  # an older kernel: pages come with their first use
-        reason = f"memory for the page pool cannot be had: {os.strerror(error.errno or 0)}"
-        raise ConfigError("pool_bytes", num_bytes, reason) from None
+        if error.errno != errno.EINVAL:  # an older kernel: pages come with their first use
+            raise

@@ -18,6 +18,7 @@ from paceline.kv_transfer.pool_memory import has_fixed_size
 from paceline.kv_transfer.shm_wire import VERSION, ShmAddress, ShmHello
 
 MAX_CONNECTIONS = 256
+_NUM_OWN_SOCKETS = 2  # listener and wake-up, beside the readers in the selector
 _CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
 
 
@@ -78,7 +79,8 @@ class ShmSource:
         except OSError:
             return
         try:
-            if len(selector.get_map()) > MAX_CONNECTIONS or _user_of(reader) != os.geteuid():
+            num_readers = len(selector.get_map()) - _NUM_OWN_SOCKETS
+            if num_readers >= MAX_CONNECTIONS or _user_of(reader) != os.geteuid():
                 raise PermissionError
             reader.setblocking(False)
             socket.send_fds(reader, [self._hello], [self._fd])

@@ -4,10 +4,10 @@ import threading
 import time
 
 from paceline.core.errors import IncompatiblePeer, KvUnavailable, PeerGone
-from paceline.kv_transfer.base import CellSums, LocalPool, Piece, TransportSettings
+from paceline.kv_transfer.base import MAX_PIECE_PAGES, CellSums, LocalPool, Piece, TransportSettings
 from paceline.kv_transfer.geometry import check_destination_pages, check_source_pages, decode_peer
 from paceline.kv_transfer.tcp_connection import TcpConnection
-from paceline.kv_transfer.tcp_wire import MAX_REQUEST_PAGES, TcpAddress, token_of
+from paceline.kv_transfer.tcp_wire import TcpAddress, token_of
 
 MAX_CONNECTIONS = 4  # a link; further reads wait for one
 
@@ -46,7 +46,7 @@ class TcpLink:
 
     def read(self, piece: Piece, timeout_s: float) -> CellSums:
         """An idle connection that turns out to be broken costs one new one, not the read."""
-        assert len(piece.source_pages) <= MAX_REQUEST_PAGES
+        assert len(piece.source_pages) <= MAX_PIECE_PAGES
         check_source_pages(piece.source_pages, self._num_source_pages)
         check_destination_pages(piece.destination_pages, self._pool.num_pages)
         deadline = time.monotonic() + timeout_s

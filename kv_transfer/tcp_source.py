@@ -16,7 +16,7 @@ import numpy as np
 from paceline.core.errors import ConfigError, IncompatiblePeer, PeerGone
 from paceline.core.kv_layout import PAGE_TOKENS
 from paceline.kv_transfer import tcp_wire as wire
-from paceline.kv_transfer.base import LocalPool, PageIds, TransportSettings
+from paceline.kv_transfer.base import MAX_PIECE_PAGES, LocalPool, PageIds, TransportSettings
 from paceline.kv_transfer.cells import gather_cells
 from paceline.kv_transfer.geometry import geometry_of
 
@@ -142,7 +142,7 @@ def _receive_request(connection: socket.socket) -> tuple[PageIds, int]:
         raise PeerGone("the reader left")
     head += wire.receive(connection, wire.REQUEST.size - len(head), deadline)
     magic, num_pages, num_tokens = wire.REQUEST.unpack(head)
-    bounded = 1 <= num_pages <= wire.MAX_REQUEST_PAGES and num_tokens <= PAGE_TOKENS
+    bounded = 1 <= num_pages <= MAX_PIECE_PAGES and num_tokens <= PAGE_TOKENS
     if magic != wire.REQUEST_MAGIC or not bounded:
         raise PeerGone(f"a request for {num_pages} pages of {num_tokens} tokens is refused")
     return np.frombuffer(wire.receive(connection, 8 * num_pages, deadline), "<i8"), num_tokens

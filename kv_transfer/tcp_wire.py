@@ -24,7 +24,6 @@ T = TypeVar("T", bound=msgspec.Struct)
 VERSION = 1
 MAGIC = b"PACEKV\r\n"
 MAX_HELLO_BYTES = 1024
-MAX_REQUEST_PAGES = 4096
 LENGTH = struct.Struct("<I")
 REQUEST = struct.Struct("<III")  # REQUEST_MAGIC, number of pages, tokens of each cell (0: all)
 REQUEST_MAGIC = 0x51525650
