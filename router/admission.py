@@ -115,9 +115,12 @@ class AdmissionQueue(Generic[P]):
         future = waiter.future
         if future.done() and not future.cancelled() and future.exception() is None:
             future.result().close()
-        future.cancel()
-        if group in self._groups:
-            self._serve(group)  # it may have been the one that all waited for
+        waiters = self._groups.get(group, [])
+        if waiter in waiters:
+            waiters.remove(waiter)
+            heapq.heapify(waiters)
+            self._num_waiting -= 1
+        self._serve(group)  # it may have been the one that all waited for
 
     def _note_pace(self) -> None:
         now = asyncio.get_running_loop().time()

@@ -71,7 +71,7 @@ class Fleet:
         self._decay(now)
         limit = self._config.max_slots_per_worker
         free = [s for s in sessions if s.num_in_flight < limit and not s.is_busy(now)]
-        return [_candidate(s, cached.get(s.worker_id, 0), sessions) for s in free]
+        return [candidate_of(s, cached.get(s.worker_id, 0), sessions) for s in free]
 
     def digest_of(self, model: str, tenant: str, root: bytes) -> str | None:
         """The content digest that a request's keys are rooted in; None: of no worker we know."""
@@ -143,9 +143,10 @@ class Fleet:
             session.recent_requests *= factor
 
 
-def _candidate(
+def candidate_of(
     session: WorkerSession, num_cached_tokens: int, sessions: list[WorkerSession]
 ) -> Candidate:
+    """What the planner sees of a session among its peers."""
     peers = [s.recent_requests for s in sessions if s.is_prefill == session.is_prefill]
     mean = sum(peers) / len(peers)
     load = session.load

@@ -96,8 +96,10 @@ def choose(
     cost: Callable[[Job, Candidate], float],
     rng: random.Random,
 ) -> Candidate:
+    drawn = rng.sample(candidates, min(2, len(candidates)))
     most_cached = max(candidates, key=lambda c: (c.num_cached_tokens, rng.random()))
-    drawn = [most_cached, *rng.sample(candidates, min(2, len(candidates)))]
+    if most_cached.num_cached_tokens:
+        drawn.append(most_cached)
     costs = [cost(job, candidate) for candidate in drawn]
     limit = min(costs) + NEAR_TOKENS
     near = [c for c, cost in zip(drawn, costs, strict=True) if cost <= limit]

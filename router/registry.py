@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import structlog
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from paceline.core.errors import InvalidRequest
 from paceline.router.fleet import Fleet
@@ -61,6 +61,9 @@ class Registry:
         while True:
             try:
                 await round_()
+            except ResponseError:  # it answers, but the key is not what a worker writes
+                self._metrics.refused.labels("key_type").inc()
+                await asyncio.sleep(BACKOFF_S[1])
             except (RedisError, OSError, TimeoutError) as error:
                 self._note_state(False, type(error).__name__)
                 await asyncio.sleep(failure_pause)

@@ -1,0 +1,39 @@
+import os
+from typing import Any
+
+import pytest
+
+from paceline.core.config import parse
+from paceline.core.errors import ConfigError
+from paceline.router.config import RouterConfig
+
+
+def test_defaults_need_the_secret_only() -> None:
+    config = parse(RouterConfig, [], {"PACELINE_ROUTER_SECRET": "s"}, "router")
+    assert (config.host, config.port, config.probe_port) == ("127.0.0.1", 9100, 9101)
+    assert config.split_min_tokens == 32
+    with pytest.raises(ConfigError, match="set PACELINE_ROUTER_SECRET"):
+        parse(RouterConfig, [], {}, "router")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"port": 70000},
+        {"redis_url": "http://nowhere"},
+        {"queue_limit": 0},
+        {"dead_after_s": 0.0},
+        {"split_min_tokens": -1},
+        {"drain_timeout_s": -1.0},
+    ],
+)
+def test_wrong_settings_are_named(fields: dict[str, Any]) -> None:
+    name, value = next(iter(fields.items()))
+    with pytest.raises(ConfigError) as wrong:
+        RouterConfig(secret="s", **fields)
+    assert wrong.value.field == name and repr(value) in wrong.value.message
+
+
+def test_the_secret_never_comes_from_arguments() -> None:
+    with pytest.raises(SystemExit):
+        parse(RouterConfig, ["--secret", "s"], dict(os.environ), "router")

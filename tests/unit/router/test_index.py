@@ -1,0 +1,142 @@
+import gc
+import os
+import random
+import statistics
+import time
+import tracemalloc
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.core.keys import chain_keys, root_key, tenant_salt
+from paceline.router.index import ENTRY_BYTES, PrefixIndex
+
+_CHAIN = [key[:16] for key in chain_keys(bytes(32), list(range(160)))]
+
+
+def _pack(keys: list[bytes]) -> bytes:
+    return b"".join(keys)
+
+
+def _index(max_keys: int = 10_000) -> PrefixIndex:
+    return PrefixIndex(max_keys * ENTRY_BYTES)
+
+
+def test_leading_blocks_count_and_holes_end_them() -> None:
+    index = _index()
+    whole, half, holed, other = (index.open() for _ in range(4))
+    index.store(whole, _pack(_CHAIN))
+    index.store(half, _pack(_CHAIN[:5]))
+    index.store(holed, _pack(_CHAIN[:2] + _CHAIN[3:]))
+    index.store(other, _pack(_CHAIN[1:]))
+    assert index.match(_pack(_CHAIN), 16) == {whole: 10, half: 5, holed: 2}
+    assert index.match(_pack(_CHAIN[:4]), 16) == {whole: 4, half: 4, holed: 2}
+    assert index.match(b"", 16) == {}
+
+
+def test_full_block_keys_are_matched_by_their_first_half() -> None:
+    keys = chain_keys(root_key("ab" * 32, tenant_salt(b"s", "t")), list(range(64)))
+    index = _index()
+    view = index.open()
+    index.store(view, b"".join(key[:16] for key in keys))
+    assert index.match(b"".join(keys), 32) == {view: 4}
+
+
+def test_a_retired_view_counts_no_more_and_its_bit_is_used_again_once_swept() -> None:
+    index = _index()
+    first = index.open()
+    index.store(first, _pack(_CHAIN))
+    index.retire(first)
+    assert index.match(_pack(_CHAIN), 16) == {}
+    second = index.open()
+    assert second != first, "not swept yet"
+    index.store(second, _pack(_CHAIN[:3]))
+    for _ in index.sweep():
+        assert index.match(_pack(_CHAIN), 16) == {second: 3}
+    assert len(index) == 3
+    third = index.open()
+    assert third == first
+    assert index.match(_pack(_CHAIN), 16) == {second: 3}
+
+
+_OPERATIONS = st.lists(
+    st.tuples(st.sampled_from(("store", "remove", "retire")), st.integers(0, 2), st.integers(0, 9)),
+    max_size=40,
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(_OPERATIONS)
+def test_it_says_what_plain_sets_say(operations: list[tuple[str, int, int]]) -> None:
+    index = _index()
+    views = [index.open() for _ in range(3)]
+    sets: list[set[bytes]] = [set(), set(), set()]
+    for kind, worker, block in operations:
+        if kind == "store":
+            index.store(views[worker], _CHAIN[block])
+            sets[worker].add(_CHAIN[block])
+        elif kind == "remove":
+            index.remove(views[worker], _CHAIN[block])
+            sets[worker].discard(_CHAIN[block])
+        else:
+            index.retire(views[worker])
+            views[worker], sets[worker] = index.open(), set()
+    expected = {}
+    for view, keys in zip(views, sets, strict=True):
+        depth = next((i for i, key in enumerate(_CHAIN) if key not in keys), len(_CHAIN))
+        if depth:
+            expected[view] = depth
+    assert index.match(_pack(_CHAIN), 16) == expected
+    for _ in index.sweep():
+        pass
+    assert index.match(_pack(_CHAIN), 16) == expected
+    assert len(index) == len(set().union(*sets))
+
+
+def test_dynamo_10774_random_prefixes_stay_within_the_bound() -> None:
+    """https://github.com/ai-dynamo/dynamo/issues/10774: memory climbs until OOM (scaled)."""
+    index = _index(5_000)
+    view = index.open()
+    tracemalloc.start()
+    baseline = tracemalloc.get_traced_memory()[0]
+    used = []
+    for _ in range(20):
+        index.store(view, os.urandom(16 * 32 * 50))
+        used.append(tracemalloc.get_traced_memory()[0] - baseline)
+        assert len(index) <= index.max_keys <= 5_000
+    assert max(used) <= 1.2 * statistics.median(used[5:])
+    assert max(used) <= 5_000 * ENTRY_BYTES
+    index.retire(view)
+    for _ in index.sweep():
+        pass
+    gc.collect()
+    left = tracemalloc.get_traced_memory()[0] - baseline
+    tracemalloc.stop()
+    assert len(index) == 0 and left < 0.1 * max(used)
+
+
+def test_production_stack_687_what_is_used_survives_a_stream_of_unique_documents() -> None:
+    """https://github.com/vllm-project/production-stack/issues/687: unbounded trie (scaled)."""
+    index = _index(20_000)
+    view = index.open()
+    index.store(view, _pack(_CHAIN))
+    for _ in range(200):
+        index.store(view, os.urandom(16 * 512))
+        assert index.match(_pack(_CHAIN), 16) == {view: 10}
+    assert len(index) <= index.max_keys
+
+
+def test_a_lookup_of_512_keys_on_3_workers_takes_a_fraction_of_a_millisecond() -> None:
+    index = _index(1_000_000)
+    rng = random.Random(0)
+    keys = rng.randbytes(32 * 512)
+    for _ in range(3):
+        view = index.open()
+        index.store(view, b"".join(keys[i : i + 16] for i in range(0, len(keys), 32)))
+        index.store(view, rng.randbytes(16 * 20_000))
+    times = []
+    for _ in range(50):
+        started = time.perf_counter()
+        index.match(keys, 32)
+        times.append(time.perf_counter() - started)
+    assert min(times) < 0.2e-3

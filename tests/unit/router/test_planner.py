@@ -1,0 +1,150 @@
+"""Plans, and what they add up to over many requests (simulated workers, virtual time)."""
+
+import random
+import statistics
+from collections import Counter
+
+import pytest
+
+from paceline.router.planner import Candidate, Job, Split, Whole, choose, plan, whole_cost
+from paceline.v1 import worker_pb2
+from tests.support.simulated_workers import Simulation
+
+_RNG = random.Random(0)
+_P0, _P1 = Candidate("p0", True), Candidate("p1", True)
+_D0, _D1 = Candidate("d0", False), Candidate("d1", False)
+
+
+def _with(candidate: Candidate, **fields: int) -> Candidate:
+    names = candidate.__slots__
+    return Candidate(**{**{name: getattr(candidate, name) for name in names}, **fields})
+
+
+def test_long_prompts_are_split_and_short_ones_are_not() -> None:
+    assert plan(Job(33, 8), [_P0, _D0], 32, _RNG) == Split(_P0, _D0)
+    assert plan(Job(32, 8), [_P0, _D0], 32, _RNG) == Whole(_D0)
+    warm = _with(_D0, num_cached_tokens=480)
+    assert plan(Job(500, 8), [_P0, warm], 32, _RNG) == Whole(warm)
+
+
+def test_without_prefill_workers_decode_does_it_all() -> None:
+    assert plan(Job(500, 8), [_D0], 32, _RNG) == Whole(_D0)
+    assert plan(Job(500, 8, may_split=False), [_P0, _D0], 32, _RNG) == Whole(_D0)
+
+
+def test_prefill_workers_alone_serve_single_tokens_only() -> None:
+    assert plan(Job(500, 1), [_P0], 32, _RNG) == Whole(_P0)
+    assert plan(Job(500, 2), [_P0], 32, _RNG) is None
+    assert plan(Job(500, 2), [], 32, _RNG) is None
+
+
+def test_who_failed_before_is_the_last_resort() -> None:
+    job = Job(500, 8, avoid=frozenset({"p0", "d0"}))
+    for _ in range(20):
+        assert plan(job, [_P0, _P1, _D0, _D1], 32, _RNG) == Split(_P1, _D1)
+    assert plan(job, [_P0, _D0], 32, _RNG) == Split(_P0, _D0)
+
+
+def test_decode_workers_without_room_are_passed_over() -> None:
+    full = _with(_D0, num_free_pages=10, num_pages=100)
+    assert plan(Job(160, 8), [_P0, full, _D1], 32, _RNG) == Split(_P0, _D1)
+    assert plan(Job(160, 8), [_P0, full], 32, _RNG) is None
+    assert plan(Job(16 * 100, 8), [_P0, full], 32, _RNG) == Split(_P0, full), "it must refuse"
+
+
+def test_the_longest_cached_prefix_wins_unless_its_worker_is_loaded() -> None:
+    warm = _with(_D1, num_cached_tokens=400)
+    loaded = _with(warm, num_waiting_tokens=1000)
+    job = Job(500, 8)
+    many = [Candidate(f"d{i}", False) for i in range(2, 10)]
+    assert all(choose(job, [*many, warm], whole_cost, _RNG) is warm for _ in range(50))
+    assert all(choose(job, [*many, loaded], whole_cost, _RNG) is not loaded for _ in range(50))
+
+
+def test_equal_workers_are_drawn_by_lot() -> None:
+    drawn = Counter(choose(Job(100, 8), [_D0, _D1], whole_cost, _RNG).worker for _ in range(400))
+    assert min(drawn.values()) > 150
+
+
+def test_infera_103_paced_sessions_use_both_workers() -> None:
+    """https://github.com/AMD-AGI/Infera/pull/103: 448 requests to one worker, 0 to its twin."""
+    for seed in range(2):
+        simulation = Simulation(2, seed=seed)
+        common = list(range(2000))
+        last: dict[int, str] = {}
+        same = 0
+        for number in range(448):
+            session, turn = number % 16, number // 16
+            history = [10_000 + session] * (16 + 64 * turn)
+            worker = simulation.start(common + history)
+            same += last.get(session, worker) == worker
+            last[session] = worker
+            while simulation.advance():
+                pass
+        served = [worker.num_served for worker in simulation.workers.values()]
+        assert max(served) <= 0.6 * 448, served
+        assert same >= 0.9 * 448
+
+
+def _closed_loop(simulation: Simulation) -> float:
+    """64 at once, a shared prefix of 1500 and 200 of their own; max over mean of running."""
+    unique = iter(range(10**9))
+    common = list(range(1500))
+    ratios = []
+    for _ in range(64):
+        simulation.start(common + [next(unique) + 5000] * 200)
+    for number in range(1500):
+        before = sum(worker.num_running for worker in simulation.workers.values())
+        simulation.advance()
+        running = [worker.num_running for worker in simulation.workers.values()]
+        if sum(running) < before:
+            simulation.start(common + [next(unique) + 5000] * 200, 80 + number % 40)
+        if number > 500:
+            ratios.append(max(running) / statistics.mean(running))
+    return statistics.mean(ratios)
+
+
+def test_dynamo_737_a_shared_system_prompt_does_not_gather_the_load() -> None:
+    """https://github.com/ai-dynamo/dynamo/issues/737: all of it lands on 1 of 8 workers."""
+    ours = Simulation(8)
+    assert _closed_loop(ours) <= 1.3
+    least = Simulation(8, policy=lambda job, them: min(them, key=lambda c: c.num_running))
+    _closed_loop(least)
+    p99 = [statistics.quantiles(s.ttfts[500:], n=100)[98] for s in (ours, least)]
+    assert p99[0] <= 1.2 * p99[1]
+
+
+def _load_all_but(simulation: Simulation, idle: str) -> None:
+    for name, worker in simulation.workers.items():
+        waiting = 0 if name == idle else 6000
+        load = worker_pb2.Load(num_waiting_tokens=waiting, num_free_pages=9999, num_pages=9999)
+        worker.session.handle(worker_pb2.WorkerFrame(load=load), 0.0)
+
+
+@pytest.mark.parametrize("num_tokens", [500, 1000, 4000])
+def test_dynamo_589_many_routers_do_not_all_pick_the_idle_worker(num_tokens: int) -> None:
+    """https://github.com/ai-dynamo/dynamo/issues/589: one metrics period, the same best worker."""
+    shares = []
+    for trial in range(4):
+        idle = 0
+        for router in range(16):
+            simulation = Simulation(8, seed=1000 * trial + router)
+            _load_all_but(simulation, "d3")
+            for number in range(10):
+                idle += simulation.start([trial, router, number] * (num_tokens // 3)) == "d3"
+        shares.append(idle / 160)
+    assert max(shares) <= 2 / 8
+    assert statistics.mean(shares) > 1 / 8, "it is idle, after all"
+
+
+def test_sglang_14305_cache_misses_avoid_the_overloaded_worker() -> None:
+    """https://github.com/sgl-project/sglang/pull/14305: misses go to the smallest cache tree."""
+    simulation = Simulation(2)
+    for number in range(200):  # a large tree on d1
+        simulation.index.store(simulation.workers["d1"].view, number.to_bytes(16, "little"))
+    for _ in range(30):
+        session = simulation.workers["d0"].session
+        session.pending_tokens += 3000
+        session.load.num_running += 1
+    chosen = [simulation.start([50_000 + number] * 100) for number in range(50)]
+    assert chosen.count("d1") >= 45

@@ -1,0 +1,116 @@
+from typing import Any
+
+from paceline.core.errors import PacelineError
+from paceline.router.worker_session import OUTBOX_LIMIT, WorkerSession
+from paceline.v1 import worker_pb2
+
+
+class _Heard:
+    """A Listener that remembers."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+
+    def on_emission(self, flight: Any, emission: Any) -> None:
+        self.calls.append(("emission", list(emission.token_ids)))
+
+    def on_reserved(self, flight: Any, num_cached_tokens: int) -> None:
+        self.calls.append(("reserved", num_cached_tokens))
+
+    def on_busy(self, flight: Any) -> None:
+        self.calls.append(("busy", None))
+
+    def on_ended(self, flight: Any) -> None:
+        self.calls.append(("ended", None))
+
+    def on_error(self, flight: Any, error: PacelineError) -> None:
+        self.calls.append(("error", error.code))
+
+
+def _session(incarnation: str = "i1") -> WorkerSession:
+    return WorkerSession(worker_pb2.WorkerInfo(worker_id="w", incarnation=incarnation), 0.0)
+
+
+def test_llm_d_1950_work_of_an_old_life_never_lands_on_the_new_counters() -> None:
+    """https://github.com/llm-d/llm-d/issues/1950: the in-flight counter becomes negative."""
+    old, new, heard = _session("i1"), _session("i2"), _Heard()
+    with old.fly(heard, 100):
+        old.lose("closed")
+        with new.fly(heard, 50):
+            assert (new.num_in_flight, new.pending_tokens) == (1, 50)
+        assert (old.num_in_flight, old.pending_tokens) == (1, 100)
+    for session in (old, new):
+        assert (session.num_in_flight, session.pending_tokens) == (0, 0)
+    assert heard.calls == [("error", "unavailable")]
+
+
+def test_leaving_early_tells_the_worker_unless_it_never_heard_or_has_ended() -> None:
+    session, heard = _session(), _Heard()
+    with session.fly(heard, 1):
+        pass
+    assert session.outbox.empty()
+    with session.fly(heard, 1) as flight:
+        flight.send(worker_pb2.WorkerCommand())
+    session.outbox.get_nowait()
+    assert session.outbox.get_nowait().cancel.slot == flight.slot
+    with session.fly(heard, 1) as flight:
+        flight.send(worker_pb2.WorkerCommand())
+        session.handle(worker_pb2.WorkerFrame(ended_slots=[flight.slot]), 0.0)
+    session.outbox.get_nowait()
+    assert session.outbox.empty() and heard.calls == [("ended", None)]
+
+
+def test_a_frame_is_told_in_the_order_that_the_worker_means() -> None:
+    session, heard = _session(), _Heard()
+    with session.fly(heard, 10) as flight:
+        frame = worker_pb2.WorkerFrame(ended_slots=[flight.slot])
+        frame.errors.add(slot=flight.slot)
+        frame.emissions.add(slot=flight.slot, token_ids=[7])
+        frame.emissions.add(slot=flight.slot + 1, token_ids=[8])
+        session.handle(frame, 0.0)
+    assert [name for name, _ in heard.calls] == ["emission", "error", "ended"]
+    assert session.num_late == 1
+
+
+def test_pauses_after_busy_grow_and_end_with_a_reservation() -> None:
+    session = _session()
+    session.note_busy(0.0)
+    assert session.is_busy(0.01) and not session.is_busy(0.03)
+    for _ in range(10):
+        session.note_busy(1.0)
+    assert session.is_busy(1.49) and not session.is_busy(1.51)
+    session.handle(worker_pb2.WorkerFrame(reserved=[worker_pb2.Reserved(slot=1)]), 1.0)
+    session.note_busy(2.0)
+    assert not session.is_busy(2.03)
+
+
+def test_progress_is_asked_for_only_while_the_worker_should_compute() -> None:
+    session, heard = _session(), _Heard()
+    with session.fly(heard, 10) as flight:
+        assert session.check_progress(100.0, 5.0), "nothing to compute yet"
+        flight.computing = True
+        assert session.check_progress(104.0, 5.0)
+        assert not session.check_progress(106.0, 5.0)
+        session.handle(worker_pb2.WorkerFrame(load=worker_pb2.Load(step=9)), 106.0)
+        assert session.check_progress(107.0, 5.0)
+
+
+def test_stale_draining_quarantined_and_lost_workers_get_no_work() -> None:
+    session = _session()
+    assert session.is_usable(1.0, 2.0) and not session.is_usable(2.5, 2.0)
+    session.handle(worker_pb2.WorkerFrame(load=worker_pb2.Load(draining=True)), 3.0)
+    assert not session.is_usable(3.0, 2.0)
+    session.handle(worker_pb2.WorkerFrame(load=worker_pb2.Load()), 3.0)
+    session.quarantined_until = 10.0
+    assert not session.is_usable(3.0, 2.0)
+    session.handle(worker_pb2.WorkerFrame(load=worker_pb2.Load(step=1)), 3.0)
+    assert session.is_usable(3.0, 2.0)
+    session.lose("closed")
+    assert not session.is_usable(3.0, 2.0)
+
+
+def test_a_worker_that_takes_no_commands_is_lost() -> None:
+    session = _session()
+    for _ in range(OUTBOX_LIMIT + 1):
+        session.send(worker_pb2.WorkerCommand())
+    assert session.lost == "outbox"
