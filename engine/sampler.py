@@ -1,8 +1,8 @@
 """Next tokens for a batch of logits rows, without a loop over requests or the vocabulary.
 
-Everything random reduces to one threshold a row: tokens whose scaled logit lies below it cannot be
-drawn (top_k, top_p, or so unlikely that no noise could lift them). Noise is made for the others.
-Ties at a threshold survive together, so that a result does not depend on the order of a sort.
+Filters reduce to one threshold a row: tokens whose scaled logit lies below it cannot be drawn.
+Noise is made for the others. Ties at a threshold survive together, so that a result does not
+depend on the order of a sort.
 """
 
 from dataclasses import dataclass
@@ -12,11 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 from paceline.engine.messages import PositionLogprobs
-from paceline.engine.noise import MAX_NOISE, MIN_NOISE, gumbel, noise_keys
+from paceline.engine.noise import gumbel, noise_keys
 
-_CANDIDATES = 1024  # of a row, sorted first; the whole row only when top_p reaches beyond them
-# Less likely than the best by more than noise can make up for: never drawn.
-_UNLIKELY = MIN_NOISE - MAX_NOISE - 1e-3
+_CANDIDATES = 256  # of a row, sorted first; more only when top_p reaches beyond them
+_NOISE_AT_ONCE = 1 << 18  # numbers: what stays in the caches of a CPU core
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,35 +126,43 @@ def _draw(
     """Gumbel-max over the survivors of each row."""
     device = logits.device
     temperature = torch.from_numpy(batch.temperature[random]).to(device)
-    scaled = (logits - best[:, None]) / temperature[:, None]
-    top_k, top_p = batch.top_k[random], batch.top_p[random]
-    thresholds = torch.full_like(best, _UNLIKELY)
-    cut = np.flatnonzero((top_k > 0) | (top_p < 1))
-    if len(cut):
-        indices = torch.from_numpy(cut).to(device)
-        thresholds[indices] = _filter_thresholds(scaled[indices], top_k[cut], top_p[cut]).clamp(
-            min=_UNLIKELY
-        )
-    rows, ids = (scaled >= thresholds[:, None]).nonzero(as_tuple=True)
+    scaled = (logits - best[:, None]).div_(temperature[:, None])
     arrays = (batch.seed[random], batch.choice[random], batch.position[random])
-    keys = noise_keys(*(torch.from_numpy(array).to(device) for array in arrays))
-    scores = scaled[rows, ids].double() + gumbel(keys[rows], ids)
-    return _best_of_rows(scores, rows, ids, len(best), logits.shape[1])
+    keys = noise_keys(*(torch.from_numpy(array).to(device) for array in arrays))[:, None]
+    top_k, top_p = batch.top_k[random], batch.top_p[random]
+    is_cut = (top_k > 0) | (top_p < 1)
+    cut = np.flatnonzero(is_cut)
+    if not len(cut):
+        return _draw_open(scaled, keys)
+    if len(cut) == len(random):
+        return _draw_cut(scaled, keys, top_k, top_p)
+    indices = torch.from_numpy(cut).to(device)
+    others = torch.from_numpy(np.flatnonzero(~is_cut)).to(device)
+    token_ids = torch.empty(len(random), dtype=torch.int64, device=device)
+    token_ids[indices] = _draw_cut(scaled[indices], keys[indices], top_k[cut], top_p[cut])
+    token_ids[others] = _draw_open(scaled[others], keys[others])
+    return token_ids
 
 
-def _best_of_rows(
-    scores: torch.Tensor, rows: torch.Tensor, ids: torch.Tensor, num_rows: int, vocab_size: int
+def _draw_open(scaled: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """Every token may come. A few rows at once: the noise of all would be large."""
+    ids = torch.arange(scaled.shape[1], device=scaled.device)
+    num_rows = max(1, _NOISE_AT_ONCE // scaled.shape[1])
+    parts = zip(torch.split(scaled, num_rows), torch.split(keys, num_rows), strict=True)
+    return torch.cat([gumbel(key, ids).add_(part).max(dim=1).indices for part, key in parts])
+
+
+def _draw_cut(
+    scaled: torch.Tensor, keys: torch.Tensor, top_k: NDArray[np.int64], top_p: NDArray[np.float32]
 ) -> torch.Tensor:
-    """The id with the largest score in each row, the smallest id among equals.
-
-    A row without survivors (NaN logits) gets 0; its `best` says that it is unusable.
-    """
-    best = torch.full((num_rows,), float("-inf"), dtype=scores.dtype, device=scores.device)
-    best.scatter_reduce_(0, rows, scores, "amax")
-    winner = torch.where(scores == best[rows], ids, vocab_size)
-    chosen = torch.full((num_rows,), vocab_size, dtype=torch.int64, device=scores.device)
-    chosen.scatter_reduce_(0, rows, winner, "amin")
-    return torch.where(chosen == vocab_size, 0, chosen)
+    """Noise for the survivors alone, gathered, unless they are most of the vocabulary."""
+    thresholds = _filter_thresholds(scaled, top_k, top_p)[:, None]
+    num_survivors = int((scaled >= thresholds).count_nonzero(dim=1).max())
+    if num_survivors > scaled.shape[1] // 8:
+        return _draw_open(scaled.masked_fill(scaled < thresholds, float("-inf")), keys)
+    values, ids = scaled.topk(max(1, num_survivors), dim=1)
+    scores = gumbel(keys, ids).add_(values).masked_fill_(values < thresholds, float("-inf"))
+    return ids.gather(1, scores.max(dim=1).indices[:, None])[:, 0]
 
 
 def _filter_thresholds(
@@ -163,17 +170,18 @@ def _filter_thresholds(
 ) -> torch.Tensor:
     """Smallest scaled logit that top_k, then top_p keep. Scaled logits are at most 0."""
     vocab_size = scaled.shape[1]
-    device = scaled.device
     kept = np.where((top_k == 0) | (top_k > vocab_size), vocab_size, top_k)
-    num_kept = torch.from_numpy(kept).to(device)
-    share = torch.from_numpy(top_p).to(device)
+    num_kept = torch.from_numpy(kept).to(scaled.device)
+    share = torch.from_numpy(top_p).to(scaled.device)
     whole_mass = scaled.exp().sum(dim=1)
-    num_sorted = min(vocab_size, max(_CANDIDATES, int(kept[kept < vocab_size].max(initial=0))))
-    thresholds, reached = _cut(scaled, num_sorted, num_kept, share, whole_mass)
-    beyond = torch.nonzero(~reached)[:, 0] if num_sorted < vocab_size else reached[:0]
-    if len(beyond):
-        rows = (scaled[beyond], vocab_size, num_kept[beyond], share[beyond], whole_mass[beyond])
-        thresholds[beyond], _ = _cut(*rows)
+    num_sorted = max(_CANDIDATES, int(kept[kept < vocab_size].max(initial=0)))
+    thresholds, reached = _cut(scaled, min(num_sorted, vocab_size), num_kept, share, whole_mass)
+    while num_sorted < vocab_size and not bool(reached.all()):
+        num_sorted *= 16
+        rows = torch.nonzero(~reached)[:, 0]
+        arrays = (num_kept[rows], share[rows], whole_mass[rows])
+        found = _cut(scaled[rows], min(num_sorted, vocab_size), *arrays)
+        thresholds[rows], reached[rows] = found
     return thresholds
 
 

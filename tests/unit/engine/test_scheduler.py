@@ -56,7 +56,7 @@ def test_chunks_share_a_step_with_decodes_within_the_budget() -> None:
     for batch in model.batches:
         assert len(batch.token_ids) <= 40
     assert shapes(model.batches[0]) == (0, [30, 10])
-    assert shapes(model.batches[1]) == (1, [20, 19])
+    assert shapes(model.batches[1]) == (1, [20, 16, 3])
     assert all(len(b.tokens(slot)) == 20 for slot in range(6))
 
 
