@@ -80,7 +80,9 @@ class ProbeServer:
 
     async def _respond(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            head = await reader.readuntil(b"\r\n\r\n")
+            head = await reader.readexactly(3)
+            if head.isalpha():  # else it is no method: nothing to wait for
+                head += await reader.readuntil(b"\r\n\r\n")
         except asyncio.LimitOverrunError:
             answer = _text(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "header too large")
             head = b""

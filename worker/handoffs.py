@@ -51,11 +51,11 @@ class Handoff:
         sent = -1
         try:
             while True:
-                changed = self.changed
-                if self.is_over or self.num_committed > sent:
+                changed, is_last = self.changed, self.is_over
+                if is_last or self.num_committed > sent:
                     sent = self.num_committed
                     yield self._event()
-                    if self.is_over:
+                    if is_last:
                         return
                 else:
                     await changed.wait()

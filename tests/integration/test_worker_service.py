@@ -1,0 +1,240 @@
+"""What a worker shows to others beside requests: KV by name, health, its record, hard ports."""
+
+import asyncio
+import pickle
+import random
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+import redis
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from paceline.core.errors import IncompatiblePeer, KvUnavailable
+from paceline.core.keys import chain_keys
+from paceline.rpc import records
+from paceline.rpc.channel import connect
+from paceline.rpc.status import error_of
+from paceline.v1 import kv_pb2, kv_pb2_grpc
+from tests.support.fake_router import Attachment, make_request
+from tests.support.mock_model import write_mock_model
+from tests.support.redis_server import RedisServer
+from tests.support.redis_server import redis_server as running_redis
+from tests.support.worker_pair import FAST, is_free
+from tests.support.workers import SECRET, WorkerProcess, start_worker, wait_for
+
+
+@pytest.fixture(scope="module")
+def redis_server() -> Iterator[RedisServer]:
+    with running_redis() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def worker(
+    tmp_path_factory: pytest.TempPathFactory, redis_server: RedisServer
+) -> Iterator[WorkerProcess]:
+    model = write_mock_model(tmp_path_factory.mktemp("service") / "model")
+    started = start_worker("prefill", model, worker_id="one", redis_url=redis_server.url, **FAST)
+    try:
+        started.wait_until_ready()
+        yield started
+    finally:
+        status = started.stop()
+    assert status == 0
+
+
+def test_the_front_does_without_torch(worker: WorkerProcess) -> None:
+    assert "libtorch" not in Path(f"/proc/{worker.pid}/maps").read_text()
+    assert "libtorch" in Path(f"/proc/{worker.rank_pids()[0]}/maps").read_text()
+
+
+async def test_pages_are_pinned_by_name_and_released_by_silence(worker: WorkerProcess) -> None:
+    async with Attachment(worker.endpoint) as router:
+        request = make_request(router.info, list(range(64)), max_tokens=1)
+        await router.run(request).until_ended()
+        info = router.info
+    keys = chain_keys(request.root_key, request.token_ids)
+    async with connect(worker.endpoint) as channel:
+        stub = kv_pb2_grpc.KvTransferServiceStub(channel)  # type: ignore[no-untyped-call]
+        pin = kv_pb2.PinRequest(
+            reader_worker="reader",
+            reader_incarnation="1",
+            source_incarnation=info.incarnation,
+            keys=b"".join(keys) + bytes(32),
+        )
+        pinned = await stub.Pin(pin)
+        assert len(pinned.pages) == 4  # the leading run of those that are here
+        assert all(len(page.checksums) == 2 for page in pinned.pages)
+        state = 'paceline_worker_pages{state="pinned"}'
+        await asyncio.to_thread(wait_for, lambda: worker.metric(state) == 4, 2)
+        expired = worker.metric("paceline_leases_expired_total")
+        await asyncio.to_thread(wait_for, lambda: is_free(worker), 4)
+        assert worker.metric("paceline_leases_expired_total") == expired + 1
+        pin.lease_id = pinned.lease_id
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.Pin(pin)
+        assert isinstance(error_of(refused.value), KvUnavailable)
+        pin.source_incarnation = "another"
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.Pin(pin)
+        assert isinstance(error_of(refused.value), KvUnavailable)
+
+
+async def test_a_lease_that_is_not_listed_twice_is_released(worker: WorkerProcess) -> None:
+    async with Attachment(worker.endpoint) as router:
+        request = make_request(router.info, list(range(64)), max_tokens=1)
+        await router.run(request).until_ended()
+        info = router.info
+    async with connect(worker.endpoint) as channel:
+        stub = kv_pb2_grpc.KvTransferServiceStub(channel)  # type: ignore[no-untyped-call]
+        pin = kv_pb2.PinRequest(
+            reader_worker="reader",
+            reader_incarnation="2",
+            source_incarnation=info.incarnation,
+            keys=b"".join(chain_keys(request.root_key, request.token_ids)),
+        )
+        kept, dropped = (await stub.Pin(pin)).lease_id, (await stub.Pin(pin)).lease_id
+        call = stub.KeepLeases()
+
+        async def beat(*lease_ids: str) -> list[str]:
+            message = kv_pb2.LeaseBeat(
+                reader_worker="reader", reader_incarnation="2", lease_ids=lease_ids
+            )
+            await call.write(message)
+            return list((await call.read()).unknown_lease_ids)
+
+        assert await beat(kept, dropped, "stranger") == ["stranger"]
+        assert await beat(kept) == []
+        assert await beat(kept) == []
+        assert await beat(kept, dropped) == [dropped]
+        call.cancel()
+        await stub.Unpin(kv_pb2.UnpinRequest(lease_id=kept))
+    await asyncio.to_thread(wait_for, lambda: is_free(worker), 2)
+
+
+async def test_another_model_is_refused_by_name(worker: WorkerProcess) -> None:
+    """R027: equal shapes, other weights. https://github.com/vllm-project/vllm/pull/55776"""
+    async with connect(worker.endpoint) as channel:
+        stub = kv_pb2_grpc.KvTransferServiceStub(channel)  # type: ignore[no-untyped-call]
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.Describe(kv_pb2.DescribeRequest(content_digest="ab" * 32))
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    error = error_of(refused.value)
+    assert isinstance(error, IncompatiblePeer) and error.field == "content_digest"
+
+
+async def test_health_and_reflection_answer(worker: WorkerProcess) -> None:
+    async with connect(worker.endpoint) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        for service in ("", "paceline.v1.WorkerService", "paceline.v1.KvTransferService"):
+            answer = await health.Check(health_pb2.HealthCheckRequest(service=service))
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
+        question = reflection_pb2.ServerReflectionRequest(list_services="")
+        async for reply in reflection.ServerReflectionInfo(iter([question])):
+            names = {item.name for item in reply.list_services_response.service}
+            assert "paceline.v1.WorkerService" in names
+            break
+
+
+class Marker:
+    """Unpickling this creates a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (open, (str(self.path), "w"))
+
+
+async def test_junk_on_any_port_does_nothing(worker: WorkerProcess, tmp_path: Path) -> None:
+    """R080. https://github.com/InternLM/lmdeploy/issues/4804"""
+    marker = tmp_path / "marker"
+    junk = [
+        pickle.dumps(Marker(marker)) + b"\0" * 64,
+        random.Random(1).randbytes(4096),
+        (2 << 30).to_bytes(4, "big") + (2 << 30).to_bytes(8, "little") + bytes(64),
+    ]
+    processes = [psutil.Process(worker.pid), *map(psutil.Process, worker.rank_pids())]
+    ports = {
+        connection.laddr.port
+        for process in processes
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert {worker.port, worker.probe_port} < ports  # and that of the tcp transport
+    for port in ports:
+        for message in junk:
+            assert await asyncio.to_thread(seconds_until_closed, port, message) < 1
+    assert not marker.exists()
+    assert not worker.not_ready()
+    async with Attachment(worker.endpoint) as router:
+        log = await router.run(make_request(router.info, [1, 2, 3], max_tokens=2)).until_ended()
+        assert len(log.output()) == 2
+
+
+def seconds_until_closed(port: int, message: bytes) -> float:
+    started = time.monotonic()
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        try:
+            connection.sendall(message)
+            while connection.recv(4096):
+                pass
+        except ConnectionError:
+            pass
+    return time.monotonic() - started
+
+
+async def test_redis_knows_the_worker_and_what_it_holds(
+    worker: WorkerProcess, redis_server: RedisServer
+) -> None:
+    client = redis.Redis.from_url(redis_server.url)
+    async with Attachment(worker.endpoint) as router:
+        request = make_request(router.info, list(range(100, 180)), max_tokens=1)
+        await router.run(request).until_ended()
+        info = router.info
+    record = records.parse(client.get("pl:1:worker:one"), SECRET.encode())
+    assert record == info
+    keys = {key[:16] for key in chain_keys(request.root_key, request.token_ids)}
+    name = f"pl:1:keys:one:{info.incarnation}"
+    await asyncio.to_thread(wait_for, lambda: keys <= client.smembers(name), 2)
+    events = [fields for _, fields in client.xrange("pl:1:events")]
+    assert events[0][b"k"] == b"cleared"
+    packed = [event[b"b"] for event in events]
+    assert keys <= {part[i : i + 16] for part in packed for i in range(0, len(part), 16)}
+    sequences = [int(event[b"s"]) for event in events]
+    assert sequences == list(range(1, len(events) + 1))
+    assert int(client.get(f"pl:1:seq:one:{info.incarnation}")) == sequences[-1]
+    client.close()
+
+
+async def test_a_paused_redis_delays_nothing_and_is_made_good(
+    worker: WorkerProcess, redis_server: RedisServer
+) -> None:
+    """R086. https://github.com/BerriAI/litellm/pull/35273"""
+    client = redis.Redis.from_url(redis_server.url)
+    redis_server.pause()
+    try:
+        async with Attachment(worker.endpoint) as router:
+            for round_ in range(10):
+                request = make_request(router.info, [round_] * 40, max_tokens=1)
+                started = time.monotonic()
+                await router.run(request).until_ended()
+                assert time.monotonic() - started < 0.5
+                await asyncio.sleep(0.15)  # longer than the socket timeout in all
+            assert not worker.not_ready()
+            info = router.info
+    finally:
+        redis_server.resume()
+    keys = {key[:16] for key in chain_keys(request.root_key, request.token_ids)}
+    name = f"pl:1:keys:one:{info.incarnation}"
+    await asyncio.to_thread(wait_for, lambda: keys <= client.smembers(name), 5)
+    client.flushall()
+    await asyncio.to_thread(wait_for, lambda: keys <= client.smembers(name), 5)
+    client.close()

@@ -1,0 +1,47 @@
+"""The worker's settings: few, checked, and clear about what is wrong."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from paceline.core.config import parse
+from paceline.core.errors import ConfigError
+from paceline.worker.config import WorkerConfig
+
+
+def test_a_worker_has_at_most_25_settings() -> None:
+    assert len(dataclasses.fields(WorkerConfig)) <= 25
+
+
+def test_a_missing_secret_says_which_variable_to_set(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="PACELINE_WORKER_SECRET"):
+        WorkerConfig(model=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("model", "/no/such/folder"),
+        ("port", 70_000),
+        ("pool_mib", 0),
+        ("dtype", "int4"),
+        ("beat_s", 4.0),  # more than half of silence_s
+        ("silence_s", 0.0),
+        ("max_pinned_share", 1.5),
+        ("transports", ()),
+        ("drain_timeout_s", -1.0),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_value(tmp_path: Path, field: str, value: object) -> None:
+    good = WorkerConfig(model=str(tmp_path), secret="s")
+    with pytest.raises(ConfigError, match=field):
+        dataclasses.replace(good, **{field: value})  # type: ignore[arg-type]
+
+
+def test_settings_come_from_arguments_and_environment(tmp_path: Path) -> None:
+    environment = {"PACELINE_WORKER_SECRET": "s", "PACELINE_WORKER_POOL_MIB": "7"}
+    arguments = ["--model", str(tmp_path / ""), "--transports", "shm,tcp"]
+    config = parse(WorkerConfig, arguments, environment, "decode")
+    assert (config.pool_mib, config.transports) == (7, ("shm", "tcp"))
+    assert config.served_name == tmp_path.name
