@@ -100,6 +100,8 @@ class Cluster:
             self.wait_ready()
         except BaseException as error:
             self.kill_all()
+            for child in self.processes.values():
+                child.process.wait()
             self._spawner.shutdown()
             if isinstance(error, Cancelled):
                 shutil.rmtree(self.run_dir, ignore_errors=True)

@@ -139,13 +139,13 @@ def welcome(cluster: Cluster, config: UpConfig, took_s: float) -> str:
 def curl(base_url: str, model: Path) -> str:
     """A first request, ready to paste."""
     question = "What is the capital of France?"
-    body: dict[str, object] = {"model": model.absolute().name}
+    body: dict[str, object] = {"model": model.absolute().name, "max_tokens": 64, "temperature": 0}
     if has_chat_template(model):
         path = "/v1/chat/completions"
         body["messages"] = [{"role": "user", "content": question}]
     else:
         path = "/v1/completions"
-        body |= {"prompt": "The capital of France is", "max_tokens": 16}
+        body["prompt"] = "The capital of France is"
     header = "-H 'Content-Type: application/json'"
     return f"  curl {base_url}{path} {header} \\\n    -d '{json.dumps(body)}'"
 

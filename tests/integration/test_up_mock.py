@@ -1,0 +1,192 @@
+"""`paceline up` as a user meets it, and Cluster as tests and benchmarks use it: real processes."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from paceline.cli.cluster import Cluster, ClusterSpec
+from paceline.cli.roles import python_path
+from paceline.cli.setup_error import SetupError
+from tests.support.mock_model import write_mock_model
+
+BOOT_S = 90.0  # far above what it takes; the machine may be busy
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_mock_model(tmp_path_factory.mktemp("models") / "mock")
+
+
+@pytest.fixture(scope="module")
+def cluster(model: Path) -> Iterator[Cluster]:
+    with Cluster(ClusterSpec(model, ready_timeout_s=BOOT_S)) as cluster:
+        yield cluster
+
+
+def chat(base_url: str, text: str = "What is the capital of France?") -> dict[str, Any]:
+    messages = [{"role": "user", "content": text}]
+    body = {"model": "mock", "messages": messages, "max_tokens": 8, "temperature": 0}
+    request = urllib.request.Request(
+        f"{base_url}/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        found: dict[str, Any] = json.loads(answer.read())
+    return found
+
+
+def wait_for(condition: Callable[[], object], timeout_s: float = BOOT_S) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.timeout(180)
+def test_a_deployment_answers_over_http_through_prefill_and_decode(cluster: Cluster) -> None:
+    assert set(cluster.processes) == {"redis", "router", "gateway", "prefill-0", "decode-0"}
+    answer = chat(cluster.base_url, "long enough to be prefilled apart from decode " * 2)
+    assert answer["usage"]["completion_tokens"] == 8
+    with urllib.request.urlopen(f"{cluster.urls['router']}/metrics", timeout=5) as metrics:
+        assert 'plans_total{kind="split"} 1.0' in metrics.read().decode()
+
+
+@pytest.mark.timeout(180)
+def test_everything_but_the_front_door_is_private(cluster: Cluster) -> None:
+    assert cluster.run_dir.stat().st_mode & 0o777 == 0o700
+    for child in cluster.processes.values():
+        assert cluster.secret not in " ".join(psutil.Process(child.pid).cmdline())
+        for listening in listeners(child.pid):
+            assert listening in ("127.0.0.1", "::1"), child.name
+
+
+def listeners(pid: int) -> set[str]:
+    process = psutil.Process(pid)
+    family = [process, *process.children(recursive=True)]
+    found = [c for p in family for c in p.net_connections("tcp") if c.status == "LISTEN"]
+    return {connection.laddr.ip.removeprefix("::ffff:") for connection in found}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_worker_that_is_killed_comes_back(cluster: Cluster) -> None:
+    first = cluster.processes["prefill-0"].pid
+    cluster.kill("prefill-0")
+    wait_for(lambda: cluster.processes["prefill-0"].num_starts == 2)
+    cluster.wait_ready()
+    assert cluster.processes["prefill-0"].pid != first
+    assert chat(cluster.base_url, "again, " * 20)["usage"]["completion_tokens"] == 8
+
+
+class Up:
+    """A running `paceline up` with the mock model."""
+
+    def __init__(self, model: Path, run_dir: Path, **environment: str) -> None:
+        command = [sys.executable, "-P", "-m", "paceline.cli.main", "up", "--model", str(model)]
+        command += ["--port", "0", "--grpc-port", "0", "--run-dir", str(run_dir)]
+        variables = {**os.environ, "PYTHONPATH": python_path(), **environment}
+        self.shown, self.said = run_dir / "stdout", run_dir / "stderr"
+        with open(self.shown, "w") as stdout, open(self.said, "w") as stderr:
+            self.process = subprocess.Popen(command, env=variables, stdout=stdout, stderr=stderr)
+
+    def wait_until_ready(self) -> str:
+        """The URL of the gateway."""
+        wait_for(lambda: "Ctrl-C" in self.shown.read_text() or self.process.poll() is not None)
+        found = re.search(r"is ready after .* s: (\S+)", self.shown.read_text())
+        assert found, self.said.read_text()
+        return found[1]
+
+    def family(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+
+@pytest.fixture
+def start_up(model: Path, tmp_path: Path) -> Iterator[Callable[..., Up]]:
+    started: list[Up] = []
+
+    def start(**environment: str) -> Up:
+        started.append(Up(model, tmp_path, **environment))
+        return started[-1]
+
+    yield start
+    for up in started:
+        up.process.kill()
+        up.process.wait()
+
+
+@pytest.mark.timeout(180)
+def test_up_shows_a_curl_that_works_and_ctrl_c_drains(
+    start_up: Callable[..., Up], tmp_path: Path
+) -> None:
+    up = start_up()
+    url = up.wait_until_ready()
+    shown = up.shown.read_text()
+    command = shown[shown.index("curl") : shown.index("\n\n", shown.index("curl"))]
+    answer = subprocess.run(["sh", "-c", f"{command} -s --fail"], capture_output=True, timeout=60)
+    assert json.loads(answer.stdout)["object"] == "chat.completion"
+    assert f"{url}/metrics" in shown
+    family = up.family()
+    assert len(family) >= 7  # five processes, and a rank for each worker
+    up.process.send_signal(signal.SIGINT)
+    assert up.process.wait(60) == 0
+    assert not [process for process in family if process.is_running()]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["stderr", "stdout"]
+    order = re.findall(r"^(\S+) +stopped$", up.said.read_text(), re.MULTILINE)
+    assert order[:2] == ["gateway", "router"]
+    assert order[-1] == "redis"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_kill_9_of_up_leaves_no_process_behind(start_up: Callable[..., Up]) -> None:
+    up = start_up()
+    up.wait_until_ready()
+    family = up.family()
+    up.process.kill()
+    up.process.wait()
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert not alive
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_signal_while_things_start_ends_them(start_up: Callable[..., Up], tmp_path: Path) -> None:
+    up = start_up()
+    wait_for(lambda: "router " in up.said.read_text())
+    family = up.family()
+    up.process.send_signal(signal.SIGTERM)
+    assert up.process.wait(30) == 0
+    assert not psutil.wait_procs(family, timeout=10)[1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["stderr", "stdout"]
+
+
+@pytest.mark.timeout(180)
+def test_a_service_that_cannot_start_is_shown_with_the_end_of_its_log(
+    start_up: Callable[..., Up],
+) -> None:
+    up = start_up(PACELINE_WORKER_DTYPE="int3")
+    assert up.process.wait(60) == 1
+    said = up.said.read_text()
+    assert "ended with exit code 2 while it started; the end of " in said
+    assert "dtype='int3': must be one of" in said
+    assert "Traceback" not in said
+
+
+def test_a_failed_start_stops_what_had_started(model: Path, tmp_path: Path) -> None:
+    spec = ClusterSpec(model, settings={"router": {"queue_limit": 0}}, run_parent=tmp_path)
+    cluster = Cluster(spec)
+    with pytest.raises(SetupError, match="router ended with exit code 2"):
+        cluster.start()
+    assert not any(child.is_running for child in cluster.processes.values())
