@@ -22,8 +22,8 @@ class GatewayServer:
 
     def __init__(self, config: GatewayConfig) -> None:
         self.serving = Serving(config)
-        self._http = HttpServer(make_app(self.serving), config)
         self._grpc = GrpcServer(self.serving, config)
+        self._http = HttpServer(make_app(self.serving), config)
         self._health_updates: set[asyncio.Task[None]] = set()
 
     @property
@@ -43,8 +43,7 @@ class GatewayServer:
 
     async def drain(self) -> None:
         """Takes no new requests; running ones end, within the drain timeout."""
-        self.serving.is_draining = True
-        self._update_health()
+        self.serving.start_draining()
         await asyncio.gather(self._http.stop(), self._grpc.stop())
 
     async def stop(self) -> None:

@@ -28,7 +28,7 @@ class Serving:
         self.is_draining = False
         self.on_change: Callable[[], None] = lambda: None
         self.num_running = 0
-        self._reported: list[str] = []
+        self._reported: list[str] | None = None
 
     def reasons(self) -> list[str]:
         """Why this gateway is not ready; empty when it is."""
@@ -42,6 +42,11 @@ class Serving:
         if foreign:
             return [f"tokenizer or chat template differs from that of the workers of {foreign}"]
         return ["the router knows no model yet"]
+
+    def start_draining(self) -> None:
+        """New requests are refused from now on, and readiness says so."""
+        self.is_draining = True
+        self._changed()
 
     def models(self) -> list[ModelInfo]:
         """Models that can be served: their tokenizer and template are this gateway's."""

@@ -1,0 +1,69 @@
+"""The stream to the router: attach, lose it, find it or another one again."""
+
+import asyncio
+from pathlib import Path
+
+from paceline.gateway.main import GatewayServer
+from tests.support.fake_router_service import FakeRouter, Reply
+from tests.support.gateway_client import sse_events, until
+from tests.support.gateway_deployment import gateway_config, model_info, running
+
+
+async def test_a_lost_router_ends_requests_and_is_found_again(model_dir: Path) -> None:
+    async with running(model_dir) as deployment:
+        router = deployment.router
+        router.reply = lambda request: Reply([[97]] * 1000, interval_s=0.01, is_endless=True)
+        stream = asyncio.create_task(deployment.chat(stream=True))
+        whole = asyncio.create_task(deployment.chat())
+        await until(lambda: len(router.submissions) == 2)
+        await asyncio.sleep(0.05)
+        await router.stop()
+        assert sse_events((await stream).text)[-2]["error"]["code"] == "unavailable"
+        assert (await whole).status_code == 503
+        assert (await deployment.http.get("/readyz")).status_code == 503
+        refused = await deployment.chat()
+        assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
+        back = FakeRouter([model_info(model_dir)])
+        await back.start(int(router.endpoint.rpartition(":")[2]))
+        await until(lambda: not deployment.gateway.serving.reasons())
+        assert (await deployment.chat()).status_code == 200
+        await deployment.gateway.drain()
+        await back.stop()
+
+
+async def test_the_next_router_serves_when_the_first_is_gone(model_dir: Path) -> None:
+    routers = [FakeRouter([model_info(model_dir)]) for _ in range(2)]
+    for router in routers:
+        await router.start()
+    config = gateway_config(model_dir, *(router.endpoint for router in routers))
+    gateway = GatewayServer(config)
+    await gateway.start()
+    await until(lambda: not gateway.serving.reasons())
+    await routers[0].stop()
+    await until(lambda: not gateway.serving.router.is_attached)
+    await until(lambda: not gateway.serving.reasons())
+    await gateway.drain()
+    await gateway.stop()
+    await routers[1].stop()
+
+
+async def test_another_tokenizer_at_the_workers_means_not_ready(model_dir: Path) -> None:
+    async with running(model_dir) as deployment:
+        deployment.router.set_models([model_info(model_dir, serving_digest="00" * 32)])
+        await until(lambda: bool(deployment.gateway.serving.reasons()))
+        answer = await deployment.http.get("/readyz")
+        assert answer.status_code == 503 and "differs" in answer.text and "mock" in answer.text
+        assert (await deployment.chat()).status_code == 503
+        assert (await deployment.http.get("/v1/models")).json()["data"] == []
+        deployment.router.set_models([model_info(model_dir), model_info(model_dir, name="other")])
+        await until(lambda: not deployment.gateway.serving.reasons())
+        listed = (await deployment.http.get("/v1/models")).json()["data"]
+        assert [model["id"] for model in listed] == ["mock", "other"]
+
+
+async def test_no_model_yet_is_503_and_an_unknown_one_404(model_dir: Path) -> None:
+    async with running(model_dir) as deployment:
+        assert (await deployment.chat(model="none")).status_code == 404
+        deployment.router.set_models([])
+        await until(lambda: bool(deployment.gateway.serving.reasons()))
+        assert (await deployment.chat()).status_code == 503
