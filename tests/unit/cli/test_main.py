@@ -26,7 +26,7 @@ def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProce
 
 def test_help_lists_every_command_and_is_instant() -> None:
     taken_s = []
-    for _ in range(3):  # the best of three: other processes may be busy
+    for _ in range(5):  # the best of five: other processes may be busy
         began = time.monotonic()
         done = paceline("--help")
         taken_s.append(time.monotonic() - began)
