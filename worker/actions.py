@@ -52,8 +52,7 @@ def prefill(session: Session, stream: RouterStream, command: worker_pb2.WorkerCo
     message = command.prefill
     check_ticket(session, message.ticket, source_is_here=True)
     if message.ticket.request_id != message.request.request_id:
-        reason = "names another request"
-        raise InvalidRequest("ticket.request_id", message.ticket.request_id, reason)
+        raise KvUnavailable("the ticket names another request")
     slot = open_slot(session, stream, message.slot, message.request)
     try:
         slot.handoff = session.handoffs.open(slot.number, message.ticket)
@@ -70,7 +69,7 @@ def adopt(session: Session, stream: RouterStream, command: worker_pb2.WorkerComm
     if slot is None or slot.ending:
         return  # its end is on the way to the router
     if slot.reserved is None or slot.adoption is not None:
-        raise InvalidRequest("slot", message.slot, "holds no reservation to adopt")
+        raise KvUnavailable("the slot holds no reservation to adopt")
     check_ticket(session, message.ticket, source_is_here=False)
     if slot.hold is not None:
         slot.hold.cancel()
@@ -122,15 +121,20 @@ def open_slot(
 
 
 def check_ticket(session: Session, ticket: common_pb2.Ticket, *, source_is_here: bool) -> None:
-    """Raises InvalidRequest unless it is genuine and names this worker on the right side."""
+    """Raises KvUnavailable unless it is genuine and names this worker on the right side.
+
+    Never InvalidRequest: routers mint tickets, so a wrong one is not the caller's fault.
+    """
     info = session.info
     mine = (info.worker_id, info.incarnation)
     secret = session.config.secret.encode()
-    tickets.check(ticket, secret, incarnation=ticket.source_incarnation)
+    try:
+        tickets.check(ticket, secret, incarnation=ticket.source_incarnation)
+    except InvalidRequest as error:
+        raise KvUnavailable(error.message, field=error.field) from None
     side = "source" if source_is_here else "reader"
     named = (getattr(ticket, f"{side}_worker"), getattr(ticket, f"{side}_incarnation"))
     if named != mine:
         raise KvUnavailable(f"the ticket's {side} is another worker or incarnation")
     if ticket.content_digest != info.content_digest:
-        reason = "is not that of the model served here"
-        raise InvalidRequest("ticket.content_digest", ticket.content_digest[:16], reason)
+        raise KvUnavailable("the ticket is for KV of another model")

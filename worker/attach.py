@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import grpc
+import structlog
 
-from paceline.core.errors import InvalidRequest, PacelineError, Unavailable
+from paceline.core.errors import EngineFailure, InvalidRequest, PacelineError, Unavailable
 from paceline.rpc.status import abort
 from paceline.v1 import worker_pb2, worker_pb2_grpc
 from paceline.worker import actions
@@ -16,6 +17,8 @@ from paceline.worker.router_stream import RouterStream
 from paceline.worker.session import Session
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+_log = structlog.get_logger("paceline.worker")
 
 _ALWAYS: Mapping[str, Action] = {"cancel": actions.cancel, "revoke": actions.revoke}
 _OPENS_SLOT = ("run", "reserve", "prefill")
@@ -55,7 +58,6 @@ class AttachServicer(worker_pb2_grpc.WorkerServiceServicer):
         stream: RouterStream,
         commands: AsyncIterator[worker_pb2.WorkerCommand],
     ) -> None:
-        end = Unavailable("the router has left")
         try:
             async for command in commands:
                 stream.last_heard = time.monotonic()
@@ -64,10 +66,11 @@ class AttachServicer(worker_pb2_grpc.WorkerServiceServicer):
             session.end_stream(stream, error)
         except asyncio.CancelledError:
             raise
-        except Exception:  # the call has broken: grpc raises its own kinds here
-            session.end_stream(stream, end)
+        except Exception:
+            _log.exception("a command broke its stream")
+            session.end_stream(stream, EngineFailure("a command could not be handled"))
         else:
-            session.end_stream(stream, end)
+            session.end_stream(stream, Unavailable("the router has left"))
 
     def _apply(
         self, session: Session, stream: RouterStream, command: worker_pb2.WorkerCommand
@@ -88,7 +91,7 @@ class AttachServicer(worker_pb2_grpc.WorkerServiceServicer):
     def _action(self, kind: str) -> Action:
         action = self.accepts.get(kind) or _ALWAYS.get(kind)
         if action is None:
-            raise InvalidRequest("command", kind, "is not for a worker of this role")
+            raise EngineFailure(f"the command {kind} is not for a worker of this role")
         return action
 
     def _refuse(

@@ -48,6 +48,7 @@ class Handoff:
     async def follow(self) -> AsyncIterator[kv_pb2.ProgressEvent]:
         """An event a change, merged while the reader is slow; the last has record or error."""
         self.num_followers += 1
+        self.last_followed = time.monotonic()
         sent = -1
         try:
             while True:
@@ -120,10 +121,10 @@ class HandoffTable:
     def abandoned(
         self, is_silent: Callable[[Reader, float], bool], now_unix_ms: float
     ) -> list[Handoff]:
-        """Those that nobody follows and whose reader is silent, or whose ticket has run out."""
-        unfollowed = [h for h in self._handoffs.values() if not h.num_followers]
+        """Those whose reader is silent, and those that nobody follows when their ticket ends."""
         return [
             h
-            for h in unfollowed
-            if is_silent(h.reader, h.last_followed) or h.ticket.expires_unix_ms < now_unix_ms
+            for h in self._handoffs.values()
+            if is_silent(h.reader, h.last_followed)
+            or (h.ticket.expires_unix_ms < now_unix_ms and not h.num_followers)
         ]

@@ -58,7 +58,9 @@ class StepEvents:
                 self._handoff_ready(event, slot)
             case messages.Reserved():
                 slot.reserved = event
-                slot.stream.add_reserved(slot.router_slot, event.num_cached_blocks * PAGE_TOKENS)
+                num_cached = event.num_cached_blocks * PAGE_TOKENS
+                self._session.metrics.looked_up(len(slot.request.token_ids), num_cached)
+                slot.stream.add_reserved(slot.router_slot, num_cached)
             case messages.Refused():
                 slot.stop_timers()
                 slot.stream.add_busy(

@@ -10,6 +10,7 @@ import pytest
 from paceline.core.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
+    EngineFailure,
     InvalidRequest,
     KvUnavailable,
     ModelNotFound,
@@ -248,7 +249,7 @@ async def test_a_ticket_that_is_not_ours_is_refused(deployment: Workers) -> None
         log = await pair.prefill.prefill(request, forged).until_ended(5)
         stale = make_ticket(request, pair.decode.info, pair.decode.info)
         old = await pair.prefill.prefill(request, stale).until_ended(5)
-    assert isinstance(log.error, InvalidRequest) and log.error.field == "ticket.signature"
+    assert isinstance(log.error, KvUnavailable) and log.error.field == "ticket.signature"
     assert isinstance(old.error, KvUnavailable)
 
 
@@ -258,5 +259,5 @@ async def test_each_role_takes_its_own_commands(deployment: Workers) -> None:
         ticket = make_ticket(request, pair.prefill.info, pair.decode.info)
         wrong = await pair.decode.prefill(request, ticket).until_ended(5)
         also = await pair.prefill.reserve(request).until_ended(5)
-    assert isinstance(wrong.error, InvalidRequest)
-    assert isinstance(also.error, InvalidRequest)
+    assert isinstance(wrong.error, EngineFailure)
+    assert isinstance(also.error, EngineFailure)

@@ -67,15 +67,15 @@ async def test_a_ticket_is_good_for_one_prefill_at_a_time() -> None:
         table.open(8, ticket())
 
 
-async def test_only_unfollowed_handoffs_are_abandoned() -> None:
+async def test_handoffs_end_with_their_reader_or_unfollowed_with_their_ticket() -> None:
     table = HandoffTable()
-    followed, silent = table.open(1, ticket("a")), table.open(2, ticket("b"))
-    late = table.open(3, ticket("c", expires_unix_ms=500))
+    followed = table.open(1, ticket("a", expires_unix_ms=500))
+    late = table.open(2, ticket("b", expires_unix_ms=500))
+    good = table.open(3, ticket("c", expires_unix_ms=2_000))
     events = followed.follow()
     await anext(events)
-    gone = table.abandoned(lambda reader, since: False, now_unix_ms=1_000)
-    assert gone == [late]
-    gone = table.abandoned(lambda reader, since: True, now_unix_ms=1_000)
-    assert gone == [silent, late]
+    assert table.abandoned(lambda reader, since: False, now_unix_ms=1_000) == [late]
+    assert table.abandoned(lambda reader, since: True, now_unix_ms=1_000) == [followed, late, good]
     await events.aclose()
-    assert followed in table.abandoned(lambda reader, since: True, now_unix_ms=1_000)
+    gone = table.abandoned(lambda reader, since: False, now_unix_ms=1_000)
+    assert gone == [followed, late]
