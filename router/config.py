@@ -27,7 +27,9 @@ class RouterConfig:
     request_limit_s: float = setting(3600.0, "Time limit of requests that bring none.")
     worker_wait_s: float = setting(5.0, "How long requests wait while no worker is usable.")
     dead_after_s: float = setting(3.0, "A worker without any frame for so long is gone.")
-    stall_after_s: float = setting(10.0, "A worker with work and no finished step is stuck.")
+    stall_after_s: float = setting(
+        10.0, "A worker with work and no step for so long is stuck; sooner if its steps are short."
+    )
     reserve_timeout_s: float = setting(2.0, "How long a decode worker may take to reserve.")
     handoff_timeout_s: float = setting(5.0, "How long decode may be silent after the first token.")
     ticket_margin_s: float = setting(10.0, "Life of a ticket beyond its request's deadline.")

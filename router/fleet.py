@@ -118,10 +118,12 @@ class Fleet:
         recent = [s.recent_requests for s in self.sessions() if s.is_prefill == session.is_prefill]
         session.recent_requests = sum(recent) / max(1, len(recent) - 1)
         self._metrics.worker_up.labels(session.worker_id, _role(session)).set(1)
+        self._metrics.worker_in_flight.labels(session.worker_id).set(0)
         self._model_change()
 
     def session_lost(self, session: WorkerSession, reason: str) -> None:
         self._metrics.worker_up.remove(session.worker_id, _role(session))
+        self._metrics.worker_in_flight.remove(session.worker_id)
         self._metrics.worker_lost.labels(reason).inc()
         self._model_change()
 

@@ -3,7 +3,8 @@
 import asyncio
 import importlib
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import structlog
 
@@ -18,8 +19,7 @@ def run(config: RouterConfig) -> int:
     """Serves until SIGTERM or SIGINT, then drains; a second signal ends the drain."""
     logs.configure("router")
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(serve(config))
-    return 0
+        return runner.run(serve(config))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
@@ -32,7 +32,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     return factory
 
 
-async def serve(config: RouterConfig) -> None:
+async def serve(config: RouterConfig) -> int:
     loop = asyncio.get_running_loop()
     signals: asyncio.Queue[int] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -40,13 +40,18 @@ async def serve(config: RouterConfig) -> None:
     router = Router(config)
     try:
         await router.start()
-        await signals.get()
-        log.info("draining", in_flight=router.coordinator.num_in_flight)
-        second = asyncio.create_task(signals.get())
-        drain = asyncio.create_task(router.drain())
-        await asyncio.wait((second, drain), return_when=asyncio.FIRST_COMPLETED)
-        second.cancel()
-        drain.cancel()
+        await _first(signals.get(), router.failed())
+        failed = router.failure()
+        log.info("draining", in_flight=router.coordinator.num_in_flight, exc_info=failed)
+        await _first(signals.get(), router.drain())
     finally:
         await router.stop()
     log.info("stopped")
+    return 1 if failed else 0
+
+
+async def _first(*waits: Coroutine[Any, Any, object]) -> None:
+    tasks = [asyncio.create_task(wait) for wait in waits]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()

@@ -20,6 +20,7 @@ from paceline.router.planner import Job, plan
 from paceline.router.request import Request
 from paceline.router.worker_session import WorkerSession
 
+LOOKUP_LIFE_S = 0.2  # whoever waits for room is planned again with every frame
 MAX_SPLIT_FAILURES = 2  # then the hand-off itself is doubted: decode computes the prompt
 
 
@@ -41,6 +42,8 @@ class Line:
         self.failed_at = float("-inf")
         self.may_split = True
         self.avoid: frozenset[str] = frozenset()
+        self.blocks: dict[tuple[str, str], int] = {}  # cached, when it was looked up last
+        self.looked_up_at = float("-inf")
         self._choices = choices
 
     @property
@@ -110,7 +113,7 @@ class Placer:
             return None
         request = line.request
         num_tokens = request.message.num_prompt_tokens + len(request.choices[choices[0]].tokens)
-        cached = self._cached_tokens(request, sessions, num_tokens)
+        cached = self._cached_tokens(line, sessions, num_tokens, now)
         candidates = self._fleet.candidates(sessions, cached, now)
         job = Job(num_tokens, line.num_remaining, len(choices), line.avoid, line.may_split)
         found = plan(job, candidates, self._config.split_min_tokens, self._rng)
@@ -124,10 +127,13 @@ class Placer:
             raise Unavailable("no worker is ready to serve the model", retry_after_s=5)
 
     def _cached_tokens(
-        self, request: Request, sessions: list[WorkerSession], num_tokens: int
+        self, line: Line, sessions: list[WorkerSession], num_tokens: int, now: float
     ) -> dict[str, int]:
         """By worker id; the last token is always computed."""
-        blocks = self._lookup.cached_blocks(request.block_keys)
+        if now - line.looked_up_at > LOOKUP_LIFE_S:
+            line.blocks = self._lookup.cached_blocks(line.request.block_keys)
+            line.looked_up_at = now
+        blocks = line.blocks
         return {
             s.worker_id: min(
                 HASH_BLOCK_TOKENS * blocks.get((s.worker_id, s.info.incarnation), 0),

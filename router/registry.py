@@ -85,7 +85,8 @@ class Registry:
 
     async def discover(self) -> None:
         known = {_WORKER_PREFIX + worker_id.encode() for worker_id in self._fleet.links}
-        keys = sorted(known | await self._reader.worker_keys())[:MAX_WORKERS]
+        found = await self._reader.worker_keys()
+        keys = [*known, *(found - known)][:MAX_WORKERS]
         for key, raw in zip(keys, await self._reader.values(keys), strict=True):
             worker_id = key.removeprefix(_WORKER_PREFIX).decode(errors="replace")
             if raw is None or not self._take_record(key, worker_id, raw):

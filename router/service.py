@@ -80,6 +80,13 @@ class Router:
             found.append("no decode worker is connected")
         return found
 
+    async def failed(self) -> None:
+        """Returns when a part that should run for ever has ended: a bug, and time to leave."""
+        await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+
+    def failure(self) -> BaseException | None:
+        return next((task.exception() for task in self._tasks if task.done()), None)
+
     async def drain(self) -> None:
         """Takes nothing new and finishes what runs."""
         await self._health.set(_SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)

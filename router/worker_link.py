@@ -95,6 +95,9 @@ class WorkerLink:
                 log.warning("worker refused", worker=self.worker_id, why=str(error))
             except TimeoutError:
                 reason = "silent"
+            except Exception:
+                reason = "failed"  # a link that ends here would lose its worker for good
+                log.exception("worker link failed", worker=self.worker_id)
             finally:
                 call.cancel()
                 was_up = self._end_session(reason)

@@ -15,6 +15,8 @@ from paceline.rpc import convert
 from paceline.v1 import common_pb2, worker_pb2
 
 OUTBOX_LIMIT = 8192
+MIN_STALL_S = 2.5  # no worker is stuck before; keeps a pause below 3 s
+STALL_STEPS = 10  # of its longest recent steps without a step: stuck
 BUSY_BACKOFF_S = (0.02, 0.5)  # first and longest pause after Busy
 
 
@@ -67,6 +69,7 @@ class WorkerSession:
         self.num_late = 0
         self.last_frame_at = now
         self.last_step_at = now
+        self.longest_step_s = float("inf")  # of late; unknown at first
         self.quarantined_until = 0.0  # it got stuck before; a finished step ends this
         self.lost: str | None = None
         self._slots = itertools.count(1)
@@ -142,17 +145,31 @@ class WorkerSession:
             flight.listener.on_error(flight, Unavailable("a worker was lost"))
 
     def check_progress(self, now: float, stall_after_s: float) -> bool:
-        """False when the worker should be making steps and has made none for so long."""
-        if not any(flight.computing for flight in self.flights.values()):
+        """False when the worker should be making steps and has made none for too long.
+
+        How long that is follows from its own pace, up to `stall_after_s`.
+        """
+        if not self._is_computing():
             self.last_step_at = now
-        return now - self.last_step_at <= stall_after_s
+        limit = min(stall_after_s, max(MIN_STALL_S, STALL_STEPS * self.longest_step_s))
+        return now - self.last_step_at <= limit
 
     def _take_load(self, load: worker_pb2.Load, now: float) -> None:
         if load.step != self.load.step:
+            if self._is_computing():
+                self._note_step(now - self.last_step_at)
             self.last_step_at = now
             self.quarantined_until = 0.0
         self.load = load
         self.unreported_tokens = 0
+
+    def _is_computing(self) -> bool:
+        return any(flight.computing for flight in self.flights.values())
+
+    def _note_step(self, duration_s: float) -> None:
+        known = self.longest_step_s < float("inf")
+        faded = 0.95 * self.longest_step_s if known else 0.0
+        self.longest_step_s = max(duration_s, faded)
 
     def _handle_control(self, frame: worker_pb2.WorkerFrame, now: float) -> None:
         for reserved in frame.reserved:

@@ -67,3 +67,18 @@ def _wait_for_live(port: int) -> None:
         except OSError:
             time.sleep(0.05)
     raise AssertionError("the router did not come up")
+
+
+def test_a_part_that_breaks_ends_the_process_with_1() -> None:
+    broken = _MAIN.replace(
+        "config = parse",
+        "from paceline.router.registry import Registry\n"
+        "async def discover(self): raise KeyError('a bug')\n"
+        "Registry.discover = discover\n"
+        "config = parse",
+    )
+    arguments = ["--probe-port=0", "--port=0", "--redis-url=redis://127.0.0.1:1"]
+    environment = {**os.environ, "PACELINE_ROUTER_SECRET": "s"}
+    command = [sys.executable, "-c", broken, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "KeyError" in done.stderr

@@ -95,6 +95,19 @@ def test_progress_is_asked_for_only_while_the_worker_should_compute() -> None:
         assert session.check_progress(107.0, 5.0)
 
 
+def test_a_worker_of_short_steps_is_stuck_sooner_than_one_of_long_ones() -> None:
+    for step_s, limit_s in ((0.05, 2.5), (0.5, 5.0), (3.0, 10.0)):
+        session, heard = _session(), _Heard()
+        with session.fly(heard, 10) as flight:
+            flight.computing = True
+            now = 0.0
+            for step in range(1, 100):
+                now += step_s
+                session.handle(worker_pb2.WorkerFrame(load=worker_pb2.Load(step=step)), now)
+            assert session.check_progress(now + limit_s - 0.1, 10.0)
+            assert not session.check_progress(now + limit_s + 0.1, 10.0)
+
+
 def test_stale_draining_quarantined_and_lost_workers_get_no_work() -> None:
     session = _session()
     assert session.is_usable(1.0, 2.0) and not session.is_usable(2.5, 2.0)
