@@ -6,8 +6,9 @@ import torch
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
     """x [T, dim], weight [dim] → [T, dim] in the type of x, rounded before the weight."""
     wide = x.float()
-    scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + epsilon)
-    return (wide * scale).to(x.dtype) * weight
+    square_sum = (wide * wide).sum(dim=-1, keepdim=True)
+    scale = square_sum.mul_(1 / x.shape[-1]).add_(epsilon).rsqrt_()
+    return (wide * scale).to(x.dtype).mul_(weight)
 
 
 def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:

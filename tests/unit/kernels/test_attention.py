@@ -74,11 +74,13 @@ def test_equals_the_definition(spans: Spans, num_decodes: int) -> None:
 
 
 def test_equals_the_definition_in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "_CPU_GATHER_BYTES", 3 * 2 * 48 * 8 * 4)
-    monkeypatch.setattr(attention, "_PREFILL_GATHER_BYTES", 1)
+    monkeypatch.setitem(attention._GATHER_BYTES, "cpu", 5 * 2 * 48 * 8 * 4)
     monkeypatch.setattr(attention, "_MAX_QUERIES", 16)
-    found, expected = compute([(1, 40), (1, 9), (1, 33), (41, 90), (16, 20)], 3, seed=5)
+    spans = [(1, 40), (1, 9), (1, 33), (41, 90), (16, 20)]
+    found, expected = compute(spans, 3, seed=5)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    monkeypatch.setitem(attention._GATHER_BYTES, "cpu", 1)
+    torch.testing.assert_close(compute(spans, 3, seed=5)[0], expected, rtol=1e-5, atol=1e-5)
 
 
 def test_chunks_shrink_as_the_context_grows() -> None:
