@@ -15,6 +15,7 @@ class WorkerConfig:
     """A worker: one front process and one rank process with its page pool."""
 
     env_prefix: ClassVar[str] = "PACELINE_WORKER_"
+    pull_threads: ClassVar[int] = 2  # that copy KV from other workers
 
     worker_id: str = setting("", "Stable name of this worker; empty: role and a random part.")
     host: str = setting("127.0.0.1", "Address that gRPC and the probes listen on.")
@@ -30,6 +31,9 @@ class WorkerConfig:
     pool_mib: int = setting(512, "Size of the page pool in MiB.")
     max_batch_tokens: int = setting(1024, "Most tokens that one step computes.")
     max_running: int = setting(64, "Most sequences that one step computes.")
+    output_window_tokens: int = setting(
+        256, "Output tokens that an admitted request has room for in any case; 0: none."
+    )
     step_time_ms: float = setting(100.0, "Time that a step with prefill in it aims at.")
     num_threads: int = setting(0, "Compute threads of the rank; 0: as many as cores.")
     transports: tuple[str, ...] = setting(
@@ -41,7 +45,6 @@ class WorkerConfig:
     run_dir: str = setting("", "Parent of the private socket folder; empty: the system's.")
     drain_timeout_s: float = setting(30.0, "How long a drain waits for running requests.")
     max_pinned_share: float = setting(0.5, "Share of the pool that readers may pin.")
-    pull_threads: int = setting(2, "Threads that copy KV from other workers.")
     max_slots: int = setting(2048, "Most requests held at once, whatever their state.")
 
     def __post_init__(self) -> None:
@@ -51,8 +54,10 @@ class WorkerConfig:
         for name in ("port", "probe_port"):
             port = getattr(self, name)
             _check(name, port, 0 <= port < 65536, "must lie between 0 and 65535")
-        for name in ("pool_mib", "max_batch_tokens", "max_running", "pull_threads", "max_slots"):
+        for name in ("pool_mib", "max_batch_tokens", "max_running", "max_slots"):
             _check(name, getattr(self, name), getattr(self, name) >= 1, "must be at least 1")
+        window = self.output_window_tokens
+        _check("output_window_tokens", window, window >= 0, "must not be negative")
         for name in ("step_time_ms", "silence_s", "beat_s", "stall_s"):
             _check(name, getattr(self, name), getattr(self, name) > 0, "must be positive")
         _check("beat_s", self.beat_s, self.beat_s < self.silence_s / 2, "must be < silence_s / 2")

@@ -117,6 +117,7 @@ def make_engine(config: RankConfig) -> tuple[Engine, RankReady]:
         num_pages=pools[0].shape[0],
         max_batch_tokens=config.max_batch_tokens,
         max_running=config.max_running,
+        output_window_tokens=config.output_window_tokens,
         step_time_ms=config.step_time_ms,
         max_waiting=config.max_waiting,
         max_pinned_share=config.max_pinned_share,

@@ -26,6 +26,7 @@ class RankConfig(msgspec.Struct, frozen=True):
     pool_bytes: int
     max_batch_tokens: int
     max_running: int
+    output_window_tokens: int
     step_time_ms: float
     num_threads: int
     max_waiting: int

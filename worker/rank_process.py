@@ -87,6 +87,7 @@ async def _spawn(config: WorkerConfig, fd: int, link: RankLink) -> asyncio.subpr
         pool_bytes=config.pool_mib << 20,
         max_batch_tokens=config.max_batch_tokens,
         max_running=config.max_running,
+        output_window_tokens=config.output_window_tokens,
         step_time_ms=config.step_time_ms,
         num_threads=config.num_threads,
         max_waiting=config.max_slots,
