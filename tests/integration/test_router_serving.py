@@ -98,32 +98,30 @@ async def test_models_come_first_and_again_when_they_change(store: RedisServer) 
         assert (await bench.client()).models == client.models
 
 
-@pytest.mark.parametrize(
-    ("fields", "code", "field"),
-    [
-        ({"model": "other"}, common_pb2.ERROR_CODE_MODEL_NOT_FOUND, "model"),
-        ({"digest": "ee" * 32}, common_pb2.ERROR_CODE_UNAVAILABLE, ""),
-        ({"max_tokens": 0}, common_pb2.ERROR_CODE_INVALID_REQUEST, "max_tokens"),
-        ({"num_prompt_tokens": 0}, common_pb2.ERROR_CODE_INVALID_REQUEST, "num_prompt_tokens"),
-        ({"num_prompt_tokens": 101}, common_pb2.ERROR_CODE_INVALID_REQUEST, "num_prompt_tokens"),
-        ({"request_id": ""}, common_pb2.ERROR_CODE_INVALID_REQUEST, "request_id"),
-        ({"choices": [0, 0]}, common_pb2.ERROR_CODE_INVALID_REQUEST, "choices"),
-        ({"choices": [1]}, common_pb2.ERROR_CODE_INVALID_REQUEST, "choices"),
-        ({"block_keys": b"short"}, common_pb2.ERROR_CODE_INVALID_REQUEST, "block_keys"),
-    ],
-)
-async def test_bad_requests_are_answered_and_disturb_nothing(
-    store: RedisServer, fields: dict[str, Any], code: int, field: str
-) -> None:
+_BAD: list[tuple[dict[str, Any], int, str]] = [
+    ({"model": "other"}, common_pb2.ERROR_CODE_MODEL_NOT_FOUND, "model"),
+    ({"digest": "ee" * 32}, common_pb2.ERROR_CODE_UNAVAILABLE, ""),
+    ({"max_tokens": 0}, common_pb2.ERROR_CODE_INVALID_REQUEST, "max_tokens"),
+    ({"num_prompt_tokens": 0}, common_pb2.ERROR_CODE_INVALID_REQUEST, "num_prompt_tokens"),
+    ({"num_prompt_tokens": 101}, common_pb2.ERROR_CODE_INVALID_REQUEST, "num_prompt_tokens"),
+    ({"request_id": ""}, common_pb2.ERROR_CODE_INVALID_REQUEST, "request_id"),
+    ({"choices": [0, 0]}, common_pb2.ERROR_CODE_INVALID_REQUEST, "choices"),
+    ({"choices": [1]}, common_pb2.ERROR_CODE_INVALID_REQUEST, "choices"),
+    ({"block_keys": b"short"}, common_pb2.ERROR_CODE_INVALID_REQUEST, "block_keys"),
+]
+
+
+async def test_bad_requests_are_answered_and_disturb_nothing(store: RedisServer) -> None:
     async with router_bench(store) as bench:
         decode = await bench.add("d0")
         client = await bench.client()
-        good = await client.submit(max_tokens=20)
-        bad = await client.generate(**fields)
-        assert bad.error is not None
-        assert (bad.error.code, bad.error.field, bad.num_ends) == (code, field, 1)
+        good = await client.submit(max_tokens=60)
+        for fields, code, field in _BAD:
+            bad = await client.generate(**fields)
+            assert bad.error is not None
+            assert (bad.error.code, bad.error.field, bad.num_ends) == (code, field, 1), fields
         await until(lambda: good.ended)
-        good.check(20)
+        good.check(60)
         assert len(decode.commands("run")) == 1
         await bench.check_idle()
 
