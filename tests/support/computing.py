@@ -8,9 +8,9 @@ from tests.support.batches import Sequence, new_pool, run
 WAYS = ("whole", "chunks", "decode", "cached prefix", "mixed batch")
 
 
-def logits(model: Model, token_ids: list[int], way: str) -> torch.Tensor:
+def logits(model: Model, token_ids: list[int], way: str, device: str = "cpu") -> torch.Tensor:
     """[T, vocab] of every row, through a pool full of NaN with shuffled pages."""
-    pool = new_pool(model, 40)
+    pool = new_pool(model, 40, device)
     sequence = Sequence([7, 3, 12, 5, 20, 1, 9, 15])
     if way == "whole":
         return run(model, pool, [(sequence, token_ids)], all_rows=True)
