@@ -70,6 +70,7 @@ class Session:
         self.pull_threads = ThreadPoolExecutor(config.pull_threads, thread_name_prefix="pull")
         self._events = StepEvents(self)
         self._num_unanswered = 0
+        self._settled_step = -1
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._background: set[asyncio.Task[object]] = set()
 
@@ -214,14 +215,17 @@ class Session:
             if slot is not None:
                 self.end(slot, KvUnavailable("nobody took the KV"))
         self.metrics.observe(self)
-        if not len(self.slots):
+        if not len(self.slots) and (self.step != self._settled_step or len(self.leases)):
             self.background(self._check_books, messages.CheckIntegrity())
 
     async def _check_books(self, call: messages.CheckIntegrity) -> None:
-        """While nothing runs: the pages of all states must add up to the pool."""
+        """While nothing runs, until all is let go: the page states must add up to the pool."""
+        step = self.step
         integrity = await self.rank.link.call(call)
         assert isinstance(integrity, messages.Integrity)
         self.metrics.observe_pages(integrity)
+        held = integrity.num_mapped + integrity.num_pinned + integrity.num_quarantined
+        self._settled_step = -1 if held else step
         if integrity.problem:
             _log.error("page books do not balance", problem=integrity.problem)
 

@@ -16,8 +16,8 @@ from tests.support.mock_model import write_mock_model
 from tests.support.worker_pair import FAST, is_free
 from tests.support.workers import WorkerProcess, start_worker, wait_for
 
-TOKEN_S = 0.001  # a prompt of 600 tokens takes 0.6 s
-SETTINGS = {**FAST, "step_time_ms": 40}
+TOKEN_S = 0.001
+SETTINGS = {**FAST, "max_batch_tokens": 128}  # a chunk of a prompt takes 0.13 s
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ async def test_a_source_killed_during_a_pull_costs_one_request(
     async with Attachment(decode.endpoint) as reader:
         other = reader.run(make_request(reader.info, prompt(30, 5), max_tokens=300))
         async with Attachment(victim.endpoint) as source:
-            request = make_request(reader.info, prompt(900, 4), max_tokens=5, ignore_eos=True)
+            request = make_request(reader.info, prompt(1500, 4), max_tokens=5, ignore_eos=True)
             split = await begin_split(source, reader, request)
             await wait(lambda: decode.metric("paceline_transfer_pieces_total") > before, 5)
             os.kill(victim.pid, signal.SIGKILL)

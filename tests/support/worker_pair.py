@@ -58,5 +58,7 @@ def workers(
             worker.wait_until_ready()
         yield Workers(started)
     finally:
+        for worker in started.values():
+            worker.process.terminate()
         statuses = [worker.stop() for worker in started.values()]
     assert not any(statuses), statuses
