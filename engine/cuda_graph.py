@@ -4,7 +4,10 @@ A graph reads static input buffers. A smaller batch is padded: its extra rows wr
 page that belongs to nobody, and their logits are dropped.
 """
 
+import contextlib
 import dataclasses
+import gc
+from collections.abc import Iterator
 
 import torch
 
@@ -40,7 +43,7 @@ class DecodeGraphs:
         self.scratch_page = scratch_page
         self.batch_rungs = rungs(1, 2, max_batch)
         self.context_rungs = rungs(_FIRST_CONTEXT_RUNG, 4, max_length)
-        self._captured: dict[tuple[int, int], Captured] = {}
+        self.captured: dict[tuple[int, int], Captured] = {}
 
     def fits(self, batch: ForwardBatch) -> bool:
         pure = not batch.prefills and len(batch.logits_rows) == len(batch.token_ids)
@@ -51,9 +54,9 @@ class DecodeGraphs:
         num = len(batch.token_ids)
         rung = next(r for r in self.batch_rungs if r >= num)
         context = next(r for r in self.context_rungs if r >= batch.max_context_len)
-        captured = self._captured.get((rung, context))
+        captured = self.captured.get((rung, context))
         if captured is None:
-            captured = self._captured[rung, context] = self._capture(rung, context)
+            captured = self.captured[rung, context] = self._capture(rung, context)
         fill(captured.batch, batch, self.scratch_page)
         captured.graph.replay()
         return captured.logits[:num]
@@ -67,9 +70,22 @@ class DecodeGraphs:
                 self.model.forward(batch, self.pools)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with no_garbage_collection(), torch.cuda.graph(graph):
             logits = self.model.forward(batch, self.pools)
         return Captured(graph, batch, logits)
+
+
+@contextlib.contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Destroying an unreachable graph of another engine would invalidate a capture under way."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def rungs(first: int, factor: int, last: int) -> list[int]:

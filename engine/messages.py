@@ -5,7 +5,7 @@ Life of a slot, by how it enters:
     Submit(prefill_only=False)   waiting → running → Emission… → Ended
     Submit(prefill_only=True)    waiting → running → first Emission + HandoffReady, KV held
                                  → Release or Cancel → Ended
-    Reserve                      Reserved (pages granted) | Refused
+    Reserve                      Reserved (pages granted) | Refused → Ended
                                  → Pulled… → Adopt → running → Emission… → Ended
 
 `Cancel` is right in every state. A slot ends exactly once, with `Ended`, when nothing of it is

@@ -63,8 +63,8 @@ class Runner:
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> Launched:
-        arrays = self._arrays(plan)
-        batch = self._batch(plan, arrays)
+        arrays = self.arrays(plan)
+        batch = self.batch(plan, arrays)
         if self.graphs is not None and self.graphs.fits(batch):
             logits = self.graphs.replay(batch)
         else:
@@ -86,7 +86,7 @@ class Runner:
         for pool in self.pools:
             pool[destination] = pool[source]
 
-    def _arrays(self, plan: Plan) -> PlanArrays:
+    def arrays(self, plan: Plan) -> PlanArrays:
         scheduled = plan.scheduled
         num = len(scheduled)
         rows = np.fromiter([entry.sequence.row for entry in scheduled], np.int64, num)
@@ -101,7 +101,8 @@ class Runner:
         contexts = self.state.computed[rows] + lengths
         return PlanArrays(rows, lengths, contexts, starts, num_draws, len(plan.decodes))
 
-    def _batch(self, plan: Plan, arrays: PlanArrays) -> ForwardBatch:
+    def batch(self, plan: Plan, arrays: PlanArrays) -> ForwardBatch:
+        """What the model gets, on its device."""
         contexts, num_decodes = arrays.contexts, arrays.num_decodes
         num_blocks = (int(contexts.max()) - 1) // PAGE_TOKENS + 1
         table = self.state.block_table[arrays.rows, :num_blocks]

@@ -123,7 +123,7 @@ class MockModel:
     def _logits(self, hashes: torch.Tensor, contexts: torch.Tensor) -> torch.Tensor:
         noise = mix(mix(hashes)[:, None] ^ self._vocabulary) & 0xFFFF
         logits = noise.to(torch.float32) / 8192
-        logits[:, self._eos] = _NEVER
+        logits.index_fill_(1, self._eos, _NEVER)
         favourites = (mix(hashes ^ 0x5EED) & 0x7FFFFFFF) % self.vocab_size
         is_eos = torch.isin(favourites, self._eos)
         favourites = torch.where(is_eos, logits.argmax(dim=1), favourites)

@@ -1,0 +1,132 @@
+"""The engine over a small random Llama on a device: tokens of the CPU, graphs equal to eager."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from paceline.engine.config import EngineConfig
+from paceline.engine.engine import Engine
+from paceline.engine.messages import Submit
+from paceline.engine.pools import allocate_pools, page_sums, pool_memory
+from paceline.models.base import Model
+from paceline.models.loader import load_model
+from tests.unit.engine.benches import Bench, prompt, request
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+HIDDEN, INNER, VOCAB, LAYERS, HEADS, KV_HEADS = 64, 96, 512, 3, 4, 2
+NUM_PAGES = 200
+SPECS = {
+    slot: request(prompt(30 + 17 * slot, slot), max_tokens=40, ignore_eos=True, **sampling)
+    for slot, sampling in enumerate(
+        [{}, {}, {"temperature": 1.0, "seed": 3}, {"temperature": 0.8, "top_p": 0.9}, {"n": 3}]
+    )
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("llama")
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": VOCAB,
+        "hidden_size": HIDDEN,
+        "intermediate_size": INNER,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "max_position_embeddings": 1024,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "eos_token_id": 1,
+        "tie_word_embeddings": True,
+    }
+    (path / "config.json").write_text(json.dumps(config))
+    generator = torch.Generator().manual_seed(3)
+    tensors = {
+        name: torch.ones(shape)
+        if len(shape) == 1
+        else torch.randn(shape, generator=generator) * 1.5 / HIDDEN**0.5
+        for name, shape in weight_shapes().items()
+    }
+    save_file(tensors, path / "model.safetensors")
+    return path
+
+
+def weight_shapes() -> dict[str, tuple[int, ...]]:
+    kv = HIDDEN // HEADS * KV_HEADS
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (VOCAB, HIDDEN),
+        "model.norm.weight": (HIDDEN,),
+    }
+    for i in range(LAYERS):
+        layer = {
+            "self_attn.q_proj": (HIDDEN, HIDDEN),
+            "self_attn.k_proj": (kv, HIDDEN),
+            "self_attn.v_proj": (kv, HIDDEN),
+            "self_attn.o_proj": (HIDDEN, HIDDEN),
+            "mlp.gate_proj": (INNER, HIDDEN),
+            "mlp.up_proj": (INNER, HIDDEN),
+            "mlp.down_proj": (HIDDEN, INNER),
+            "input_layernorm": (HIDDEN,),
+            "post_attention_layernorm": (HIDDEN,),
+        }
+        shapes |= {f"model.layers.{i}.{name}.weight": shape for name, shape in layer.items()}
+    return shapes
+
+
+def engine(model: Model, device: str, cuda_graphs: bool = True) -> Bench:
+    pools = allocate_pools(model.layout, NUM_PAGES, device)
+    memory = pool_memory(pools[0]) if device == "cpu" else None
+    config = EngineConfig(
+        num_pages=NUM_PAGES,
+        max_batch_tokens=64,
+        max_running=12,
+        device=device,
+        cuda_graphs=cuda_graphs,
+    )
+    return Bench(Engine(model, config, pools, memory))
+
+
+def streams(b: Bench) -> dict[tuple[int, int], list[int]]:
+    b.handle(*(Submit(slot, spec) for slot, spec in SPECS.items())).run()
+    b.assert_idle()
+    return {(slot, c): b.tokens(slot, c) for slot, spec in SPECS.items() for c in spec.choices}
+
+
+def test_tokens_equal_those_of_the_cpu_with_and_without_graphs(folder: Path) -> None:
+    expected = streams(engine(load_model(folder).model, "cpu"))
+    model = load_model(folder, device="cuda").model
+    assert streams(engine(model, "cuda", cuda_graphs=False)) == expected
+    graphs = engine(model, "cuda")
+    assert streams(graphs) == expected
+    assert graphs.engine.runner.graphs is not None
+    assert len(graphs.engine.runner.graphs.captured) >= 2
+
+
+def test_a_replayed_step_equals_an_eager_one(folder: Path) -> None:
+    model = load_model(folder, device="cuda").model
+    b = engine(model, "cuda")
+    b.handle(*(Submit(slot, SPECS[slot]) for slot in (0, 1)))
+    while b.engine.state.computed[:2].min() < 60:
+        b.step()
+    runner, plan = b.engine.runner, b.engine.scheduler.plan()
+    assert plan is not None and runner.graphs is not None and not plan.chunks
+    with torch.inference_mode():
+        batch = runner.batch(plan, runner.arrays(plan))
+        eager = model.forward(batch, runner.pools)
+        torch.testing.assert_close(runner.graphs.replay(batch), eager, rtol=0, atol=1e-4)
+
+
+def test_checksums_of_device_pages_equal_those_of_their_bytes(folder: Path) -> None:
+    b = engine(load_model(folder, device="cuda").model, "cuda")
+    b.handle(Submit(0, SPECS[0])).run()
+    named = [i for i, page in enumerate(b.engine.pool.pages) if page.key is not None]
+    copy = b.engine.runner.pools[0].cpu()
+    sums = page_sums(copy, pool_memory(copy), b.engine.runner.model.layout.groups[0])
+    assert sums(named) == [b.engine.pool.pages[i].checksums for i in named]
