@@ -9,6 +9,7 @@ import asyncio
 import random
 import sys
 from pathlib import Path
+from typing import Any
 
 from benchmarks.answer import Answer
 from benchmarks.common import Options, publish, show
@@ -34,18 +35,28 @@ def calls(model: Path, vocab_size: int, num_requests: int) -> list[Call]:
         max_tokens = chance.randint(8, 48)
         body = {"model": model.name, "prompt": prompt, "max_tokens": max_tokens, "stream": True}
         body |= {"ignore_eos": True, "n": chance.choice((1, 1, 1, 3)), "seed": i}
-        leave = chance.uniform(0, (max_tokens - 4) * STEP_S) if i in leaving else None
-        made.append(Call(body, leave_after_s=leave, timeout_s=120))
+        made.append(Call(body, timeout_s=120, **(leaving_at(chance) if i in leaving else {})))
     return made
+
+
+def leaving_at(chance: random.Random) -> dict[str, Any]:
+    """Half of them some time after sending, half with one of the first events."""
+    if chance.random() < 0.5:
+        return {"leave_after_s": chance.uniform(0, 0.2)}
+    return {"leave_after_pieces": chance.randint(1, 6)}
+
+
+def is_leaving(call: Call) -> bool:
+    return call.leave_after_s is not None or call.leave_after_pieces is not None
 
 
 def outcome(sent: list[Call], answers: list[Answer]) -> dict[str, float]:
     pairs = list(zip(sent, answers, strict=True))
     for call, answer in pairs:
-        if call.leave_after_s is None and not answer.is_complete:
+        if not is_leaving(call) and not answer.is_complete:
             show(f"unanswered: {answer.status} {answer.error}")
     return {
-        "unanswered": sum(c.leave_after_s is None and not a.is_complete for c, a in pairs),
+        "unanswered": sum(not is_leaving(c) and not a.is_complete for c, a in pairs),
         "cancelled": sum(a.has_left for a in answers),
         "cancelled_in_stream": sum(a.has_left and bool(a.events) for a in answers),
     }

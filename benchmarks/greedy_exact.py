@@ -106,7 +106,7 @@ def with_shared_prefixes(prompts: list[str]) -> list[str]:
 
 def measure(options: Options) -> dict[str, float]:
     model = demo_model()
-    prompts = read_prompts()[3::5] if options.quick else read_prompts()
+    prompts = read_prompts()[4::7] if options.quick else read_prompts()
     outcomes = {}
     for case in CASES:
         show(f"greedy_exact{case.suffix}: {len(prompts)} prompts")

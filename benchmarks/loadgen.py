@@ -21,12 +21,13 @@ TIMING = {"x-paceline-timing": "1"}  # asks for emission times and token ids in 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request. `leave_after_s`: the client hangs up so long after it was sent."""
+    """One request. The client may hang up some time after sending it, or with some event."""
 
     body: Mapping[str, Any]
     path: str = "/v1/completions"
     headers: Mapping[str, str] = field(default_factory=dict)
     leave_after_s: float | None = None
+    leave_after_pieces: int | None = None  # reads from the socket, about one an event
     timeout_s: float = 300.0
 
     def encode(self, host: str) -> bytes:
@@ -40,19 +41,31 @@ class Call:
 class _Exchange(asyncio.Protocol):
     """One request on one connection, which the server closes after its answer."""
 
-    def __init__(self, request: bytes) -> None:
+    def __init__(self, request: bytes, max_pieces: int | None) -> None:
+        self.has_left = False
         self.pieces: list[Piece] = []
         self.sent_at = 0.0
         self.over = asyncio.get_running_loop().create_future()
         self._request = request
+        self._max_pieces = max_pieces
+        self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
         self.sent_at = time.time()
         transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
         self.pieces.append((time.time(), data))
+        if len(self.pieces) == self._max_pieces:
+            self.leave()
+
+    def leave(self) -> None:
+        """Hangs up, unless the server has."""
+        self.has_left = not self.over.done()
+        assert self._transport is not None
+        self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.over.done():
@@ -65,21 +78,20 @@ async def send(base_url: str, call: Call) -> Answer:
     request = call.encode(address.netloc)
     loop = asyncio.get_running_loop()
     try:
-        transport, exchange = await loop.create_connection(
-            lambda: _Exchange(request), address.hostname or "", address.port or 80
+        _, exchange = await loop.create_connection(
+            lambda: _Exchange(request, call.leave_after_pieces),
+            address.hostname or "",
+            address.port or 80,
         )
     except OSError as error:
         return Answer(time.time(), error=f"no connection: {error}")
     wait_s = call.timeout_s if call.leave_after_s is None else call.leave_after_s
-    try:
-        async with asyncio.timeout(wait_s):
-            await exchange.over
-        reason = ""
-    except TimeoutError:
-        reason = f"no end after {wait_s:g} s" if call.leave_after_s is None else ""
-    has_left = not exchange.over.done() or exchange.over.cancelled()
-    transport.abort()
-    return read_answer(exchange.sent_at, exchange.pieces, has_left=has_left, error=reason)
+    await asyncio.wait([exchange.over], timeout=wait_s)
+    is_late = not exchange.over.done()
+    if is_late:
+        exchange.leave()
+    error = f"no end after {wait_s:g} s" if is_late and call.leave_after_s is None else ""
+    return read_answer(exchange.sent_at, exchange.pieces, has_left=exchange.has_left, error=error)
 
 
 async def send_all(base_url: str, calls: list[Call], at_once: int) -> list[Answer]:
