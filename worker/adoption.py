@@ -12,8 +12,9 @@ import threading
 from typing import TYPE_CHECKING
 
 import grpc
+import structlog
 
-from paceline.core.errors import KvUnavailable, PacelineError, PeerGone
+from paceline.core.errors import EngineFailure, KvUnavailable, PacelineError, PeerGone
 from paceline.core.ids import BlockKey
 from paceline.core.keys import chain_keys
 from paceline.core.kv_layout import PAGE_TOKENS
@@ -27,6 +28,8 @@ from paceline.worker.ranges import PulledRange, RangePuller
 if TYPE_CHECKING:
     from paceline.worker.session import Session
     from paceline.worker.slots import SlotState
+
+_log = structlog.get_logger("paceline.worker")
 
 KNOWN_SIDECARS: frozenset[str] = frozenset()
 
@@ -73,6 +76,9 @@ class Adoption:
             self._fail(error_of(failure))
         except PacelineError as error:
             self._fail(error)
+        except Exception:
+            _log.exception("a hand-off failed for a reason of ours")
+            self._fail(EngineFailure("the worker could not pull"))
         finally:
             if self._owes_close:
                 self._session.send(messages.TransferClosed(self._slot.number))

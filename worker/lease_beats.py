@@ -25,7 +25,7 @@ class LeaseBeats:
         self._lost: set[str] = set()
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._last_beat = time.monotonic()
+        self._last_beat = self._last_reply = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="lease-beats", daemon=True)
 
     def start(self) -> None:
@@ -46,6 +46,12 @@ class LeaseBeats:
             late = time.monotonic() - self._last_beat > self._silence_s
             return late or lease_id in self._lost
 
+    @property
+    def unanswered_s(self) -> float:
+        """How long the source has not answered."""
+        with self._lock:
+            return time.monotonic() - self._last_reply
+
     def close(self) -> None:
         self._closed.set()
         self._channel.close()  # ends the call, wherever it waits
@@ -59,6 +65,7 @@ class LeaseBeats:
             try:
                 for reply in stub.KeepLeases(self._beats(over)):
                     with self._lock:
+                        self._last_reply = time.monotonic()
                         self._lost.update(set(reply.unknown_lease_ids) & self._held)
             except (grpc.RpcError, ValueError):  # broken; ValueError: closed meanwhile
                 self._closed.wait(self._beat_s / 2)

@@ -23,6 +23,7 @@ PeerKey = tuple[str, str]  # worker id, incarnation
 MAX_PEERS = 256
 CONNECT_TIMEOUT_S = 3.0
 CALL_TIMEOUT_S = 3.0
+FORGET_AFTER = 10  # times the silence that ends leases
 
 
 @dataclass(slots=True, eq=False)
@@ -78,6 +79,7 @@ class PeerDirectory:
         if task is None:
             self._make_room(key)
             task = self._peers[key] = asyncio.create_task(self._connect(key, endpoint))
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             return await asyncio.shield(task)
         except Exception:
@@ -89,6 +91,13 @@ class PeerDirectory:
         """Its link has failed: whoever comes next makes a new handshake."""
         if self._peers.pop(peer.key, None) is not None:
             self._close_later(peer)
+
+    def sweep(self) -> None:
+        """Forgets peers that have been gone for long."""
+        limit_s = FORGET_AFTER * self._config.silence_s
+        for peer in [peer for task in self._peers.values() if (peer := _made(task))]:
+            if peer.beats.unanswered_s > limit_s:
+                self.forget(peer)
 
     async def close(self) -> None:
         for task in self._peers.values():
@@ -107,10 +116,10 @@ class PeerDirectory:
             stale.append(next(iter(self._peers)))
         for known in stale:
             task = self._peers.pop(known)
-            if task.done() and not task.cancelled() and task.exception() is None:
-                self._close_later(task.result())
-            else:
-                task.cancel()
+            task.cancel()
+            peer = _made(task)
+            if peer is not None:
+                self._close_later(peer)
 
     def _close_later(self, peer: Peer) -> None:
         task = asyncio.create_task(peer.close())
@@ -154,3 +163,9 @@ class PeerDirectory:
             if isinstance(error, IncompatiblePeer | KvUnavailable):
                 raise error from None
             raise PeerGone(error.message) from None
+
+
+def _made(task: asyncio.Task[Peer]) -> Peer | None:
+    """The peer, if connecting has succeeded."""
+    failed = not task.done() or task.cancelled() or task.exception() is not None
+    return None if failed else task.result()

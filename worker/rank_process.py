@@ -60,7 +60,6 @@ async def launch(config: WorkerConfig) -> RankProcess:
     try:
         process = await _spawn(config, fd, link)
         ready = await _await_ready(process, link, config.model)
-        await link.call(Unpin([]))  # the pool's thread is connected too
     except BaseException:
         if process is not None and process.returncode is None:
             process.kill()
@@ -108,21 +107,23 @@ async def _await_ready(
     process: asyncio.subprocess.Process, link: RankLink, model: str
 ) -> RankReady:
     died = asyncio.create_task(process.wait())
-    first = asyncio.create_task(link.receive())
+    first = asyncio.create_task(_first_contact(link, model))
     try:
         await asyncio.wait((died, first), return_when=asyncio.FIRST_COMPLETED)
         if not first.done():
             raise EngineFailure(f"the rank process died while loading, status {died.result()}")
-        return _checked(first.result(), model)
+        return first.result()
     finally:
         died.cancel()
         first.cancel()
 
 
-def _checked(output: object, model: str) -> RankReady:
+async def _first_contact(link: RankLink, model: str) -> RankReady:
+    output = await link.receive()
     if isinstance(output, RankFailed):
         if output.code is ErrorCode.CONFIG:
             raise ConfigError("model", model, output.message)
         raise EngineFailure(output.message)
     assert isinstance(output, RankReady)
+    await link.call(Unpin([]))  # the pool's thread is connected too
     return output

@@ -214,6 +214,7 @@ class Session:
             slot = self.slots.get(handoff.slot_number)
             if slot is not None:
                 self.end(slot, KvUnavailable("nobody took the KV"))
+        self.peers.sweep()
         self.metrics.observe(self)
         if not len(self.slots) and (self.step != self._settled_step or len(self.leases)):
             self.background(self._check_books, messages.CheckIntegrity())

@@ -4,6 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,9 @@ from paceline.core.errors import (
     KvUnavailable,
     ModelNotFound,
 )
-from paceline.v1 import common_pb2, worker_pb2
+from paceline.core.keys import chain_keys
+from paceline.rpc.channel import connect
+from paceline.v1 import common_pb2, kv_pb2, kv_pb2_grpc, worker_pb2
 from tests.support.fake_router import Attachment, begin_split, make_request, make_ticket, run_split
 from tests.support.worker_pair import Workers, is_free, workers
 from tests.support.workers import wait_for
@@ -251,6 +254,54 @@ async def test_a_ticket_that_is_not_ours_is_refused(deployment: Workers) -> None
         old = await pair.prefill.prefill(request, stale).until_ended(5)
     assert isinstance(log.error, KvUnavailable) and log.error.field == "ticket.signature"
     assert isinstance(old.error, KvUnavailable)
+
+
+async def test_wrong_bytes_at_the_source_are_found_and_dropped(deployment: Workers) -> None:
+    """Verification on the reading side is the authority; the source hashes its page again."""
+    source = deployment.by_name["prefill"]
+    async with Attachment(deployment.by_name["shm"].endpoint) as other:
+        request = make_request(other.info, prompt(80, 36), max_tokens=6, ignore_eos=True)
+        expected = (await other.run(request).until_ended()).output()
+    async with deployment.attached("tcp") as pair:
+        first = make_request(pair.prefill.info, request.token_ids, max_tokens=1)
+        await pair.prefill.run(first).until_ended()
+        page = await page_of_block(pair.prefill, request, 2)
+        flip_a_byte(source.pid, page * pair.prefill.info.page_bytes + 5)
+        reported = source.metric("paceline_mismatches_reported_total")
+        wrong = await begin_split(pair.prefill, pair.decode, request)
+        await wrong.decode.until_ended()
+        pair.prefill.cancel(wrong.prefill)
+        assert isinstance(wrong.decode.error, KvUnavailable)
+        assert not wrong.decode.emissions
+        assert source.metric("paceline_mismatches_reported_total") > reported
+        await wrong.prefill.until_ended()
+        request.request_id += "-again"
+        again = await run_split(pair.prefill, pair.decode, request)
+    assert again.output() == expected
+
+
+async def page_of_block(source: Attachment, request: common_pb2.TokenRequest, block: int) -> int:
+    keys = chain_keys(request.root_key, request.token_ids)
+    pin = kv_pb2.PinRequest(
+        reader_worker="test", source_incarnation=source.info.incarnation, keys=b"".join(keys)
+    )
+    async with connect(source.endpoint) as channel:
+        stub = kv_pb2_grpc.KvTransferServiceStub(channel)  # type: ignore[no-untyped-call]
+        pinned = await stub.Pin(pin)
+        await stub.Unpin(kv_pb2.UnpinRequest(lease_id=pinned.lease_id))
+    page: int = pinned.pages[block].page
+    return page
+
+
+def flip_a_byte(pid: int, offset: int) -> None:
+    """In the pool that the process `pid` has mapped."""
+    maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    start = next(int(line.split("-")[0], 16) for line in maps if "memfd:paceline-kv" in line)
+    with open(f"/proc/{pid}/mem", "r+b", buffering=0) as memory:
+        memory.seek(start + offset)
+        (byte,) = memory.read(1)
+        memory.seek(start + offset)
+        memory.write(bytes([byte ^ 1]))
 
 
 async def test_each_role_takes_its_own_commands(deployment: Workers) -> None:

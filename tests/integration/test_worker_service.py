@@ -49,6 +49,12 @@ def worker(
     assert status == 0
 
 
+def test_metrics_have_the_names_that_dashboards_know(worker: WorkerProcess) -> None:
+    shown = {line.rsplit(" ", 1)[0] for line in worker.metrics()}
+    for name in ("num_requests_running", "kv_cache_usage_perc", "prompt_tokens_total"):
+        assert f'vllm:{name}{{model_name="model"}}' in shown
+
+
 def test_the_front_does_without_torch(worker: WorkerProcess) -> None:
     assert "libtorch" not in Path(f"/proc/{worker.pid}/maps").read_text()
     assert "libtorch" in Path(f"/proc/{worker.rank_pids()[0]}/maps").read_text()

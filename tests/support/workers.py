@@ -38,12 +38,16 @@ class WorkerProcess:
         return probe(self.probe_port, "/readyz", 200)
 
     def metric(self, name: str) -> float:
-        """Sum over the labels of one metric."""
+        """Sum over the labels of one metric; 0 when it is not there."""
+        lines = [line for line in self.metrics() if line.startswith(name)]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+    def metrics(self) -> list[str]:
         connection = http.client.HTTPConnection("127.0.0.1", self.probe_port, timeout=2)
         connection.request("GET", "/metrics")
         lines = connection.getresponse().read().decode().splitlines()
         connection.close()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+        return lines
 
     def wait_until_ready(self, timeout_s: float = 90.0) -> None:
         wait_for(lambda: self.process.poll() is not None or not self.not_ready(), timeout_s)
