@@ -21,6 +21,9 @@ ENV_PREFIX: dict[Role, str] = {
     "prefill": "PACELINE_WORKER_",
     "decode": "PACELINE_WORKER_",
 }
+# Several ranks share the cores of this machine: threads that wait for each other must not spin.
+# 200 matrix-vector products in two threads of two busy cores (load 12): 5.3 s spinning, 0.44 s not.
+SHARED_CORES = {"OMP_WAIT_POLICY": "passive"}
 SECRET_SETTINGS = ("redis_url", "secret")  # by environment: command lines can be read by others
 PROBE_TIMEOUT_S = 2.0
 
@@ -66,7 +69,7 @@ def make_child(
 ) -> Child:
     """A service as a child process, with the same interpreter and package as ours."""
     command = [sys.executable, "-P", "-m", "paceline.cli.main", role]
-    variables = {**os.environ, **environment, "PYTHONPATH": python_path()}
+    variables = {**SHARED_CORES, **os.environ, **environment, "PYTHONPATH": python_path()}
     for key, value in settings.items():
         text = as_text(value)
         if key in SECRET_SETTINGS:

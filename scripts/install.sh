@@ -39,8 +39,10 @@ command -v "${CC:-cc}" >/dev/null || command -v gcc >/dev/null ||
     stop "Python.h is missing; the C modules need it (Debian: apt install python3-dev)"
 
 echo "Installing paceline[$1] into .venv"
-.venv/bin/python -m pip install --disable-pip-version-check --no-input \
-    --progress-bar "$([ -t 1 ] && echo on || echo off)" --quiet -c constraints.txt -e ".[$1]" || {
+quiet=(--quiet --quiet)
+[ -t 1 ] && quiet=() # a terminal sees pip's own progress
+.venv/bin/python -m pip install --disable-pip-version-check --no-input "${quiet[@]}" \
+    -c constraints.txt -e ".[$1]" || {
     # Below 1 GiB the disk is the likely reason; pip says its own above.
     free_kib=$(df --output=avail . | tail -1)
     [ "$free_kib" -gt 1048576 ] || stop "installing failed: the disk is full ($free_kib KiB free)"
