@@ -97,7 +97,7 @@ class Cluster:
             for _ in range(self.spec.decode):
                 self._start_worker("decode")
             self._start_gateway()
-            self.wait_ready()
+            self.wait_ready([name for name in self.processes if name != "redis"])
         except BaseException as error:
             self.kill_all()
             for child in self.processes.values():
