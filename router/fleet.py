@@ -125,6 +125,8 @@ class Fleet:
         self._metrics.worker_up.remove(session.worker_id, _role(session))
         self._metrics.worker_in_flight.remove(session.worker_id)
         self._metrics.worker_lost.labels(reason).inc()
+        if not session.is_prefill:
+            self._last_usable[session.info.content_digest] = asyncio.get_running_loop().time()
         self._model_change()
 
     def session_changed(self, session: WorkerSession) -> None:
