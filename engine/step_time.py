@@ -1,11 +1,12 @@
 """How many prompt tokens fit in the time that a step may take, learned from steps that ran."""
 
 _MIN_TOKENS = 32  # a chunk is never cut below this: small ones cost more than they spare
+_FIRST_TOKENS = 64  # of a step before any was timed: a slow machine must not stall on it
 _WEIGHT = 0.3  # of the newest observation
 
 
 class StepTime:
-    """An exponential mean of seconds a prompt token. Nothing known yet: no limit."""
+    """An exponential mean of seconds a prompt token. Nothing known yet: a small first chunk."""
 
     def __init__(self, max_step_s: float) -> None:
         self.max_step_s = max_step_s
@@ -13,7 +14,7 @@ class StepTime:
 
     def max_chunk_tokens(self) -> int:
         if not self.token_s:
-            return 1 << 30
+            return _FIRST_TOKENS
         return max(_MIN_TOKENS, int(self.max_step_s / self.token_s))
 
     def observe(self, num_chunk_tokens: int, step_s: float) -> None:

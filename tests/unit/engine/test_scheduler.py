@@ -99,7 +99,7 @@ def test_sglang_5984_nan_logits_fail_that_request_only() -> None:
 
 def test_step_time_limits_chunks_by_what_was_measured() -> None:
     time = StepTime(max_step_s=0.1)
-    assert time.max_chunk_tokens() > 1_000_000
+    assert time.max_chunk_tokens() == 64  # nothing is known yet
     time.observe(100, 0.1)
     assert time.max_chunk_tokens() == pytest.approx(100, abs=1)
     time.observe(5, 9.0)  # too small to tell
