@@ -90,8 +90,8 @@ async def send(base_url: str, call: Call) -> Answer:
     is_late = not exchange.over.done()
     if is_late:
         exchange.leave()
-    error = f"no end after {wait_s:g} s" if is_late and call.leave_after_s is None else ""
-    return read_answer(exchange.sent_at, exchange.pieces, has_left=exchange.has_left, error=error)
+    reason = f"no end after {wait_s:g} s" if is_late and call.leave_after_s is None else ""
+    return read_answer(exchange.sent_at, exchange.pieces, has_left=exchange.has_left, error=reason)
 
 
 async def send_all(base_url: str, calls: list[Call], at_once: int) -> list[Answer]:
