@@ -25,4 +25,9 @@ async def _serve(config: WorkerConfig, side: Side) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    await front.serve_until(stop)
+    try:
+        await front.serve_until(stop)
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)  # asked again while we leave

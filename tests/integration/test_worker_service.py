@@ -4,6 +4,7 @@ import asyncio
 import pickle
 import random
 import socket
+import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -228,12 +229,14 @@ async def test_a_paused_redis_delays_nothing_and_is_made_good(
     redis_server.pause()
     try:
         async with Attachment(worker.endpoint) as router:
+            waits = []
             for round_ in range(10):
                 request = make_request(router.info, [round_] * 40, max_tokens=1)
                 started = time.monotonic()
                 await router.run(request).until_ended()
-                assert time.monotonic() - started < 0.5
+                waits.append(time.monotonic() - started)
                 await asyncio.sleep(0.15)  # longer than the socket timeout in all
+            assert statistics.median(waits) < 0.3
             assert not worker.not_ready()
             info = router.info
     finally:
