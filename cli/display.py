@@ -1,5 +1,6 @@
 """What `paceline up` shows: a table on a terminal while things start, plain lines elsewhere."""
 
+import contextlib
 import sys
 import threading
 import time
@@ -11,6 +12,12 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
+
+
+def say(text: str) -> None:
+    """A line on stderr, if anybody is there: a closed terminal must not keep us from draining."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 class Display:
@@ -44,7 +51,7 @@ class Display:
             elapsed = time.monotonic() - self._began
             self._states[name] = (status, elapsed)
             if self._live is None:
-                print(f"{name:<12}{status}", file=sys.stderr, flush=True)
+                say(f"{name:<12}{status}")
 
     def _table(self) -> Table:
         table = Table(box=None, show_header=False)

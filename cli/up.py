@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from types import FrameType
 from typing import ClassVar
 
 from paceline.cli.cluster import Cluster, ClusterSpec
-from paceline.cli.display import Display
+from paceline.cli.display import Display, say
 from paceline.cli.ports import check_free
 from paceline.cli.roles import Role, Settings
 from paceline.core.config import setting
@@ -106,23 +105,23 @@ def run(config: UpConfig) -> int:
     asked_to_stop.wait()
     clean = cluster.stop()
     if not clean:
-        print(f"paceline: not all ended cleanly; logs: {cluster.run_dir}", file=sys.stderr)
+        say(f"paceline: not all ended cleanly; logs: {cluster.run_dir}")
     return 0 if clean else 1
 
 
 def handle_signals(cluster: Cluster) -> threading.Event:
-    """SIGINT or SIGTERM: the event is set, and a start that waits ends. The second one kills."""
+    """SIGINT, SIGTERM, a closed terminal: the event is set, a start ends. The second one kills."""
     asked = threading.Event()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         if asked.is_set():
             cluster.kill_all()
         else:
-            print("\npaceline: draining; once more kills", file=sys.stderr)
+            say("\npaceline: draining; once more kills")
         asked.set()
         cluster.cancel()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, on_signal)
     return asked
 

@@ -162,6 +162,16 @@ def test_kill_9_of_up_leaves_no_process_behind(start_up: Callable[..., Up]) -> N
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
+def test_a_closed_terminal_drains(start_up: Callable[..., Up], tmp_path: Path) -> None:
+    up = start_up()
+    up.wait_until_ready()
+    up.process.send_signal(signal.SIGHUP)
+    assert up.process.wait(60) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["stderr", "stdout"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
 def test_a_signal_while_things_start_ends_them(start_up: Callable[..., Up], tmp_path: Path) -> None:
     up = start_up()
     wait_for(lambda: "router " in up.said.read_text())
