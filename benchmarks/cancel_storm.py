@@ -67,8 +67,10 @@ def measure_on(model: Path, vocab_size: int, num_requests: int) -> dict[str, flo
     with deployment(model, prefill=2, decode=2) as cluster:
         show(f"{num_requests} requests to {model.name}")
         answers = asyncio.run(send_all(cluster.base_url, sent, AT_ONCE))
-        leaked, in_flight = asyncio.run(settle(cluster))
-    return {**outcome(sent, answers), "leaked_blocks": leaked, "still_in_flight": in_flight}
+        left = settle(cluster)
+    figures = outcome(sent, answers)
+    figures |= {"leaked_blocks": left.pages, "leaked_slots": left.slots}
+    return figures | {"still_in_flight": left.in_flight, "unbalanced_pools": left.unbalanced}
 
 
 def measure(options: Options) -> dict[str, float]:

@@ -1,12 +1,11 @@
 """Deployments to measure, the models that they serve, and what their metrics say."""
 
-import asyncio
-import json
 import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from tests.support.mock_model import EOS_TOKEN_ID, write_mock_model
 
 WORKERS = ("prefill", "decode")
 BUSY_STATES = ("mapped", "pinned", "quarantined")
+COUNTING_S = 2.5  # two beats
 
 
 def demo_model() -> Path:
@@ -86,8 +86,9 @@ def scrape(url: object) -> Samples:
 
 
 def total(samples: Samples, name: str, **labels: str) -> float:
-    """Sum over the samples of `name` that carry these labels."""
-    return sum(v for found, v in samples.get(name, []) if labels.items() <= found.items())
+    """Sum over the samples of `name` that carry these labels; 0 where there are none yet."""
+    found = samples.get(name, samples.get(f"{name}_total", []))
+    return sum(value for own, value in found if labels.items() <= own.items())
 
 
 def workers_total(cluster: Cluster, name: str, role: str = "", **labels: str) -> float:
@@ -96,29 +97,41 @@ def workers_total(cluster: Cluster, name: str, role: str = "", **labels: str) ->
     return sum(total(scrape(url), name, **labels) for url in urls)
 
 
-def held_pages(cluster: Cluster) -> int:
-    """Pages that something holds: neither free nor cached."""
-    return round(sum(workers_total(cluster, names.WORKER_PAGES, state=s) for s in BUSY_STATES))
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What is still held somewhere: nothing of it, when no request is running."""
+
+    pages: int  # neither free nor cached
+    slots: int  # requests that workers know
+    in_flight: int  # requests that the router counts, as a whole and by worker
+    unbalanced: int  # workers whose page states do not add up
 
 
-def in_flight(cluster: Cluster) -> int:
-    """Requests that the router still counts, as a whole and by worker."""
-    samples = scrape(cluster.urls["router"])
+NOTHING = Left(0, 0, 0, 0)
+
+
+def left_in(cluster: Cluster) -> Left:
+    router = scrape(cluster.urls["router"])
     counted = (names.ROUTER_IN_FLIGHT, names.ROUTER_QUEUE_LENGTH, names.ROUTER_WORKER_IN_FLIGHT)
-    return round(sum(total(samples, name) for name in counted))
+    workers = [url for process, url in cluster.urls.items() if process.startswith(WORKERS)]
+    scraped = [scrape(url) for url in workers]
+    pages = sum(total(found, names.WORKER_PAGES, state=s) for found in scraped for s in BUSY_STATES)
+    return Left(
+        pages=round(pages),
+        slots=round(sum(total(found, names.WORKER_SLOTS) for found in scraped)),
+        in_flight=round(sum(total(router, name) for name in counted)),
+        unbalanced=sum(total(found, names.WORKER_BOOKS_BALANCED) != 1 for found in scraped),
+    )
 
 
-async def settle(cluster: Cluster, timeout_s: float = 12.0) -> tuple[int, int]:
-    """(held pages, requests in flight) once both are zero, or when time is up."""
-    deadline = asyncio.get_running_loop().time() + timeout_s
-    while True:
-        left = await asyncio.to_thread(lambda: (held_pages(cluster), in_flight(cluster)))
-        if not any(left) or asyncio.get_running_loop().time() > deadline:
+def settle(cluster: Cluster, timeout_s: float = 15.0) -> Left:
+    """What is left once everything had time to end. Workers count pages at the beats after that."""
+    deadline = time.monotonic() + timeout_s
+    while (left := left_in(cluster)).slots or left.in_flight:
+        if time.monotonic() > deadline:
             return left
-        await asyncio.sleep(0.25)
-
-
-def model_context(model: Path) -> dict[str, Any]:
-    """The model's config.json."""
-    config: dict[str, Any] = json.loads((model / "config.json").read_text())
-    return config
+        time.sleep(0.1)
+    time.sleep(COUNTING_S)
+    while (left := left_in(cluster)) != NOTHING and time.monotonic() < deadline:
+        time.sleep(0.25)
+    return left
