@@ -66,13 +66,15 @@ class Generation:
     async def step(self) -> list[tuple[Choice, Delta]]:
         """What arrived since the last call, maybe nothing. Raises how the request failed."""
         deltas = []
-        for emission in await self._mailbox.next():
+        emissions = await self._mailbox.next()
+        now = now_s()
+        for emission in emissions:
             running = self._running.get(emission.slot)
             if running is None:
                 continue  # ended here; the router did not know yet
             choice = self._choice_of(running, emission)
             if choice.finish is None:
-                self._observe(choice, running, emission)
+                self._observe(choice, running, emission, now)
                 deltas.append((choice, choice.push(emission)))
                 if choice.finish is not None:
                     self._end_choice(running, emission, choice.finish)
@@ -131,8 +133,7 @@ class Generation:
         elif not is_known_upstream:  # a stop string: only gateways know text
             self._router.cancel(emission.slot, [emission.choice])
 
-    def _observe(self, choice: Choice, running: _Running, emission: Emission) -> None:
-        now = now_s()
+    def _observe(self, choice: Choice, running: _Running, emission: Emission, now: float) -> None:
         if choice.num_tokens == 0:
             running.num_cached = max(running.num_cached, emission.num_cached_tokens)
             self._metrics.ttft.observe(now - self._started_s)
