@@ -4,6 +4,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -52,10 +53,14 @@ def test_pages_read_later_show_what_the_source_has_then(ends: Ends) -> None:
 
 
 def test_many_threads_read_at_once(ends: Ends) -> None:
+    free = SimpleQueue[int]()  # like a pool, never the same destination for two at once
+    for page in range(12):
+        free.put(page)
+
     def read(turn: int) -> bool:
-        rng = np.random.default_rng(turn)
-        to, source_pages = ids(turn % 12), rng.integers(0, 12, 1)
-        sums = ends.link.read(Piece(source_pages, to), timeout_s=10)
+        page, source_pages = free.get(), np.random.default_rng(turn).integers(0, 12, 1)
+        sums = ends.link.read(Piece(source_pages, ids(page)), timeout_s=10)
+        free.put(page)
         return np.array_equal(
             sums, sum_pages_reference(ends.source_pool.memory, source_pages, SMALL)
         )
