@@ -2,6 +2,9 @@
 
 import grpc
 
+from paceline.rpc.edge import Edge
+
+MAX_CALLS = 8192  # under way at a server; a worker's own bounds (slots, pins) are far below
 MAX_MESSAGE_BYTES = 16 << 20  # 128k tokens with keys fit; nothing legal is larger
 
 _OPTIONS = [
@@ -17,6 +20,7 @@ _OPTIONS = [
 ]
 _SERVER_OPTIONS = [
     *_OPTIONS,
+    ("grpc.max_concurrent_streams", MAX_CALLS // 2),  # of one connection
     ("grpc.so_reuseport", 0),  # a taken port is an error, not a share
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
@@ -34,5 +38,11 @@ def connect_blocking(endpoint: str) -> grpc.Channel:
     return grpc.insecure_channel(endpoint, options=_OPTIONS)
 
 
-def make_server() -> grpc.aio.Server:
-    return grpc.aio.server(options=_SERVER_OPTIONS)
+def make_server(secret: bytes | None = None) -> grpc.aio.Server:
+    """A server whose servicers may raise any PacelineError. With a `secret`, callers must show
+    that they know it (rpc/caller_token.py); without one it is public."""
+    return grpc.aio.server(
+        interceptors=(Edge(secret),),
+        options=_SERVER_OPTIONS,
+        maximum_concurrent_rpcs=MAX_CALLS,
+    )

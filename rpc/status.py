@@ -3,8 +3,9 @@
 from typing import Any, NoReturn
 
 import grpc
+from google.protobuf.message import DecodeError
 
-from paceline.core.errors import ErrorCode, PacelineError, Unavailable
+from paceline.core.errors import ErrorCode, Overloaded, PacelineError, Unavailable
 from paceline.rpc.convert import error_from_proto, error_to_proto
 from paceline.v1 import common_pb2
 
@@ -25,19 +26,31 @@ STATUS = {
 }
 
 
-async def abort(context: "grpc.aio.ServicerContext[Any, Any]", error: PacelineError) -> NoReturn:
+async def abort(
+    context: "grpc.aio.ServicerContext[Any, Any]",
+    error: PacelineError,
+    status: grpc.StatusCode | None = None,
+) -> NoReturn:
     """Ends the call with the status of `error`; the error itself goes along as a trailer."""
     trailer = (ERROR_TRAILER, error_to_proto(error).SerializeToString())
-    await context.abort(STATUS[error.code], error.message, (trailer,))
+    await context.abort(status or STATUS[error.code], error.message, (trailer,))
     raise AssertionError("abort returned")
 
 
 def error_of(failure: grpc.RpcError) -> PacelineError:
-    """What a peer answered with `abort`; Unavailable when it is gone or does not say."""
-    trailers: Any = failure.trailing_metadata() if isinstance(failure, grpc.Call) else None
-    if isinstance(failure, grpc.aio.AioRpcError):
-        trailers = failure.trailing_metadata()
-    for name, value in trailers or ():
+    """What a peer answered with `abort`; without its word Overloaded when gRPC itself refused the
+    call at a bound, Unavailable when the peer is gone or broken."""
+    answer: Any = failure if isinstance(failure, grpc.Call | grpc.aio.AioRpcError) else None
+    for name, value in (answer and answer.trailing_metadata()) or ():
         if name == ERROR_TRAILER:
-            return error_from_proto(common_pb2.Error.FromString(value))
+            return _parsed(value)
+    if answer and answer.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return Overloaded("the peer has too many calls under way", retry_after_s=0.1)
     return Unavailable("the peer does not answer")
+
+
+def _parsed(trailer: bytes) -> PacelineError:
+    try:
+        return error_from_proto(common_pb2.Error.FromString(trailer))
+    except DecodeError:
+        return Unavailable("the peer's error cannot be read")

@@ -1,0 +1,138 @@
+"""The edge of every server, over real gRPC: who is let in, and what errors become."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from paceline.core.errors import IncompatiblePeer, KvUnavailable, Overloaded
+from paceline.rpc import caller_token
+from paceline.rpc.channel import connect, make_server
+from paceline.rpc.status import error_of
+from paceline.v1 import kv_pb2, kv_pb2_grpc, worker_pb2, worker_pb2_grpc
+
+SECRET = b"deployment"
+
+
+class Kv(kv_pb2_grpc.KvTransferServiceServicer):
+    async def Unpin(self, request: kv_pb2.UnpinRequest, context: Any) -> kv_pb2.UnpinResponse:
+        if request.lease_id == "busy":
+            raise Overloaded("too many pins", retry_after_s=0.5)
+        if request.lease_id == "bug":
+            raise KeyError("/a/path")
+        return kv_pb2.UnpinResponse()
+
+    async def Progress(
+        self, request: kv_pb2.ProgressRequest, context: Any
+    ) -> AsyncIterator[kv_pb2.ProgressEvent]:
+        yield kv_pb2.ProgressEvent(num_committed_blocks=1)
+        raise KvUnavailable("the hand-off is not held here")
+
+
+class Worker(worker_pb2_grpc.WorkerServiceServicer):
+    async def Attach(self, request_iterator: Any, context: Any) -> None:
+        """Written as a coroutine, which gRPC allows too."""
+        await context.write(worker_pb2.WorkerFrame(ended_slots=[7]))
+        raise Overloaded("the stream is too slow")
+
+
+@asynccontextmanager
+async def serving(secret: bytes | None) -> AsyncIterator[grpc.aio.Channel]:
+    server = make_server(secret)
+    kv_pb2_grpc.add_KvTransferServiceServicer_to_server(Kv(), server)  # type: ignore[no-untyped-call]
+    worker_pb2_grpc.add_WorkerServiceServicer_to_server(Worker(), server)  # type: ignore[no-untyped-call]
+    health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)  # type: ignore[attr-defined]
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with connect(f"127.0.0.1:{port}") as channel:
+        yield channel
+    await server.stop(None)
+
+
+def kv(channel: grpc.aio.Channel) -> kv_pb2_grpc.KvTransferServiceStub:
+    return kv_pb2_grpc.KvTransferServiceStub(channel)  # type: ignore[no-untyped-call]
+
+
+def attach(channel: grpc.aio.Channel, metadata: caller_token.Metadata = ()) -> Any:
+    return worker_pb2_grpc.WorkerServiceStub(channel).Attach(metadata=metadata)  # type: ignore[no-untyped-call]
+
+
+async def test_a_caller_with_the_secret_is_let_in() -> None:
+    async with serving(SECRET) as channel:
+        metadata = caller_token.metadata(SECRET)
+        assert await kv(channel).Unpin(kv_pb2.UnpinRequest(), metadata=metadata)
+        assert (await attach(channel, metadata).read()).ended_slots == [7]
+
+
+def made_at(monkeypatch: pytest.MonkeyPatch, now_s: float) -> caller_token.Metadata:
+    with monkeypatch.context() as patched:
+        patched.setattr(caller_token.time, "time", lambda: now_s)
+        return caller_token.metadata(SECRET)
+
+
+async def test_strangers_are_refused_on_every_kind_of_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = made_at(monkeypatch, 1_700_000_000.0)
+    future = made_at(monkeypatch, 9_000_000_000.0)
+    others = caller_token.metadata(b"other")
+    ((_, good),) = caller_token.metadata(SECRET)
+    made_ms, digest = good.split(".")
+    forged = ((caller_token.TOKEN, f"{int(made_ms) + 1}.{digest}"),)
+    junk = [((caller_token.TOKEN, text),) for text in ("", ".", "x.y", f"-1.{digest}", made_ms)]
+    async with serving(SECRET) as channel:
+        for metadata in ((), others, old, future, forged, *junk):
+            calls = (
+                kv(channel).Unpin(kv_pb2.UnpinRequest(), metadata=metadata),
+                kv(channel).Progress(kv_pb2.ProgressRequest(), metadata=metadata).read(),
+                attach(channel, metadata).read(),
+            )
+            for call in calls:
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await call
+                assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+                error = error_of(refused.value)
+                assert isinstance(error, IncompatiblePeer) and error.field == "secret"
+
+
+async def test_a_public_server_asks_for_nothing() -> None:
+    async with serving(None) as channel:
+        assert await kv(channel).Unpin(kv_pb2.UnpinRequest())
+
+
+async def test_health_is_open_to_all() -> None:
+    async with serving(SECRET) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        answer = await stub.Check(health_pb2.HealthCheckRequest())
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_an_error_that_a_servicer_raises_becomes_its_status() -> None:
+    async with serving(None) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await kv(channel).Unpin(kv_pb2.UnpinRequest(lease_id="busy"))
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        error = error_of(refused.value)
+        assert isinstance(error, Overloaded) and error.retry_after_s == 0.5
+
+        events = kv(channel).Progress(kv_pb2.ProgressRequest())
+        assert (await events.read()).num_committed_blocks == 1
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await events.read()
+        assert refused.value.code() is grpc.StatusCode.ABORTED
+        assert isinstance(error_of(refused.value), KvUnavailable)
+
+        frames = attach(channel)
+        assert (await frames.read()).ended_slots == [7]
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await frames.read()
+        assert refused.value.details() == "the stream is too slow"
+
+
+async def test_a_bug_tells_the_caller_nothing() -> None:
+    async with serving(None) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await kv(channel).Unpin(kv_pb2.UnpinRequest(lease_id="bug"))
+        assert refused.value.code() is grpc.StatusCode.INTERNAL
+        assert refused.value.details() == "internal error"
