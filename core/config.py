@@ -13,6 +13,8 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from paceline.core.errors import ConfigError
 
+MIN_SECRET_BYTES = 16
+
 
 class Config(Protocol):
     """A service's configuration: checked in __post_init__, which raises ConfigError."""
@@ -27,6 +29,15 @@ C = TypeVar("C", bound=Config)
 def setting(default: Any, help: str, *, secret: bool = False) -> Any:
     """A field with one sentence of help. Secrets come from the environment only."""
     return dataclasses.field(default=default, metadata={"help": help, "secret": secret})
+
+
+def check_secret(secret: str, env_prefix: str) -> None:
+    """Raises ConfigError unless `secret` is long enough not to be guessed."""
+    if len(secret.encode()) < MIN_SECRET_BYTES:
+        reason = (
+            f"set {env_prefix}SECRET to the deployment's secret, at least {MIN_SECRET_BYTES} bytes"
+        )
+        raise ConfigError("secret", "…" if secret else "", reason)
 
 
 def parse(config: type[C], argv: Sequence[str], environ: Mapping[str, str], command: str) -> C:

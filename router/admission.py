@@ -27,11 +27,12 @@ Order = tuple[int, int]  # priority, arrival
 
 
 class _Waiter(Generic[P]):
-    __slots__ = ("future", "order", "place")
+    __slots__ = ("future", "num_tokens", "order", "place")
 
-    def __init__(self, order: Order, place: Callable[[], P | None]) -> None:
+    def __init__(self, order: Order, place: Callable[[], P | None], num_tokens: int) -> None:
         self.order = order
         self.place = place
+        self.num_tokens = num_tokens
         self.future: asyncio.Future[P] = asyncio.get_running_loop().create_future()
 
     def __lt__(self, other: "_Waiter[P]") -> bool:
@@ -39,10 +40,14 @@ class _Waiter(Generic[P]):
 
 
 class AdmissionQueue(Generic[P]):
-    def __init__(self, limit: int) -> None:
+    """Bounded in requests and in the prompt tokens that they hold in memory."""
+
+    def __init__(self, limit: int, token_limit: int) -> None:
         self.limit = limit
+        self.token_limit = token_limit
         self._groups: dict[Hashable, list[_Waiter[P]]] = {}
         self._num_waiting = 0
+        self._num_tokens = 0
         self._arrivals = itertools.count()
         self._placed_at: float | None = None
         self._interval_s = 0.05  # between placements, smoothed
@@ -54,26 +59,30 @@ class AdmissionQueue(Generic[P]):
         """A place in the line: keep it for later waits of the same request."""
         return priority, next(self._arrivals)
 
-    def check_room(self) -> None:
-        """Raises Overloaded when the queue is full."""
-        if self._num_waiting >= self.limit:
-            message = f"the queue is full: {self.limit} requests are waiting"
-            raise Overloaded(message, retry_after_s=self.retry_after_s())
+    def check_room(self, num_tokens: int) -> None:
+        """Raises Overloaded when the queue is full. An empty queue takes a prompt of any length."""
+        too_long = self._num_waiting and self._num_tokens + num_tokens > self.token_limit
+        if self._num_waiting >= self.limit or too_long:
+            waiting = f"{self._num_waiting} requests with {self._num_tokens} tokens are waiting"
+            raise Overloaded(f"the queue is full: {waiting}", retry_after_s=self.retry_after_s())
 
     def retry_after_s(self) -> float:
         """When a place may be free: the queue's length at the present pace."""
         wait = math.ceil(self._num_waiting * self._interval_s)
         return float(min(max(wait, RETRY_AFTER_S[0]), RETRY_AFTER_S[1]))
 
-    async def wait(self, group: Hashable, order: Order, place: Callable[[], P | None]) -> P:
+    async def wait(
+        self, group: Hashable, order: Order, place: Callable[[], P | None], num_tokens: int
+    ) -> P:
         """What `place` returns once it is this request's turn and there is room.
 
         `place` returns None while there is none, and raises PacelineError to end the wait. The
         caller owns the result; one that arrives together with a cancellation is closed here.
         """
-        waiter = _Waiter(order, place)
+        waiter = _Waiter(order, place, num_tokens)
         heapq.heappush(self._groups.setdefault(group, []), waiter)
         self._num_waiting += 1
+        self._num_tokens += num_tokens
         self._serve(group)
         try:
             return await waiter.future
@@ -91,8 +100,7 @@ class AdmissionQueue(Generic[P]):
         while waiters:
             if not self._settle(waiters[0]):
                 return
-            heapq.heappop(waiters)
-            self._num_waiting -= 1
+            self._uncount(heapq.heappop(waiters))
         self._groups.pop(group, None)
 
     def _settle(self, waiter: _Waiter[P]) -> bool:
@@ -119,8 +127,12 @@ class AdmissionQueue(Generic[P]):
         if waiter in waiters:
             waiters.remove(waiter)
             heapq.heapify(waiters)
-            self._num_waiting -= 1
+            self._uncount(waiter)
         self._serve(group)  # it may have been the one that all waited for
+
+    def _uncount(self, waiter: _Waiter[P]) -> None:
+        self._num_waiting -= 1
+        self._num_tokens -= waiter.num_tokens
 
     def _note_pace(self) -> None:
         now = asyncio.get_running_loop().time()

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 from paceline.core.errors import EngineFailure, KvUnavailable, PacelineError, Unavailable
 from paceline.router.planner import Plan, Split
-from paceline.router.request import CANCELLED, Choice, Request
+from paceline.router.request import CANCELLED, Request, TokenLog
 from paceline.router.worker_session import Flight, WorkerSession
 from paceline.v1 import common_pb2, worker_pb2
 
@@ -44,25 +44,25 @@ class Attempt:
         self.on_first_tokens: Callable[[], None] = _nothing
         self.failed_at: Flight | None = None
         self._remaining = set(choices)
-        self._start = len(request.choices[choices[0]].tokens)
+        self._start = len(request.logs[choices[0]].tokens)
         self._held: list[common_pb2.Emission] = []
         self._decode_heard = False
         self._stack = ExitStack()
         self._open(plan, sessions)
 
     def _open(self, plan: Plan, sessions: dict[str, WorkerSession]) -> None:
-        compute = plan.prefill if isinstance(plan, Split) else plan.worker
-        num_tokens = self.request.message.num_prompt_tokens + self._start
-        uncached = max(1, num_tokens - compute.num_cached_tokens)
+        chosen = plan.prefill if isinstance(plan, Split) else plan.worker
+        num_tokens = self.request.num_prompt_tokens + self._start
+        uncached = max(1, num_tokens - chosen.num_cached_tokens)
         fly = self._stack.enter_context
-        self.main = fly(sessions[compute.worker].fly(self, uncached))
+        self.compute = fly(sessions[chosen.worker].fly(self, uncached))  # of the prompt
         self.decode: Flight | None = None
         if isinstance(plan, Split):
             self.decode = fly(sessions[plan.decode.worker].fly(self, 0))
 
     @property
     def flights(self) -> list[Flight]:
-        return [self.main] if self.decode is None else [self.main, self.decode]
+        return [self.compute] if self.decode is None else [self.compute, self.decode]
 
     @property
     def num_predicted_tokens(self) -> int:
@@ -81,6 +81,8 @@ class Attempt:
         """Ends its slots at every worker that may still hold something of them."""
         for future in (self.reserved, self.done):
             future.cancel()
+        if self.decode is not None and self.decode.session.lost and self.compute.is_held:
+            self._revoke()
         self._stack.close()
 
     def cancel(self, choices: set[int]) -> None:
@@ -88,7 +90,7 @@ class Attempt:
         if not choices & self._remaining:
             return
         for flight in self.flights:
-            if flight.used and not flight.ended:
+            if flight.is_held:
                 cancel = worker_pb2.CancelSlot(slot=flight.slot, choices=sorted(choices))
                 flight.send(worker_pb2.WorkerCommand(cancel=cancel))
         for choice in choices & self._remaining:
@@ -106,7 +108,7 @@ class Attempt:
     # --- what the workers say (Listener) ------------------------------------------------------
 
     def on_emission(self, flight: Flight, emission: common_pb2.Emission) -> None:
-        if flight is self.main:
+        if flight is self.compute:
             flight.prompt_done()
             if self.num_cached_tokens is None:
                 self.num_cached_tokens = emission.num_cached_tokens
@@ -116,8 +118,12 @@ class Attempt:
             if self.decode is not None and self.first_tokens_in:
                 flight.computing = False
                 self.on_first_tokens()
+                self._let_go()
             return
-        self._decode_heard = flight.computing = True
+        flight.computing = True
+        if not self._decode_heard:
+            self._decode_heard = True
+            self._let_go()
         if emission.choice not in self._remaining:
             return
         if emission.position > len(self._log(emission.choice).tokens):
@@ -135,7 +141,7 @@ class Attempt:
     def on_ended(self, flight: Flight) -> None:
         """Prefill ends its slot once its KV was taken; any other end is too early here."""
         flight.computing = False
-        if flight is self.main and self.decode is not None and self.first_tokens_in:
+        if flight is self.compute and self.decode is not None and self.first_tokens_in:
             return
         if flight is self.decode and self._held:
             return  # all is said, but for the first token
@@ -145,20 +151,30 @@ class Attempt:
     def on_error(self, flight: Flight, error: PacelineError) -> None:
         """Prefill is not needed any more once decode goes on by itself."""
         goes_on = self.decode is not None and self._decode_heard and self.first_tokens_in
-        if flight is self.main and goes_on:
+        if flight is self.compute and goes_on:
             return
         self.fail(error, flight)
 
+    def _let_go(self) -> None:
+        """Decode goes on by itself: prefill must not hold the KV until somebody else says so."""
+        if self.decode is not None and self._decode_heard and self.first_tokens_in:
+            self.compute.cancel()
+
+    def _revoke(self) -> None:
+        """The reader is dead: its leases at the source would last until it is found silent."""
+        revoke = worker_pb2.Revoke(request_id=self.request.request_id, attempt=self.number)
+        self.compute.send(worker_pb2.WorkerCommand(revoke=revoke))
+
     # --- the token log ------------------------------------------------------------------------
 
-    def _log(self, choice: int) -> Choice:
-        return self.request.choices[choice]
+    def _log(self, choice: int) -> TokenLog:
+        return self.request.logs[choice]
 
     def _take(self, flight: Flight, emission: common_pb2.Emission) -> None:
         if emission.choice not in self._remaining:
             return
-        choice = self._log(emission.choice)
-        num_old = len(choice.tokens) - emission.position
+        log = self._log(emission.choice)
+        num_old = len(log.tokens) - emission.position
         if num_old < 0:
             self.fail(EngineFailure("a worker skipped output tokens"), flight)
             return
@@ -167,7 +183,7 @@ class Attempt:
         if emission.finish == CANCELLED:
             self.fail(Unavailable("a worker gave the request up"), flight)
         elif emission.token_ids or emission.finish:
-            self.request.append(choice, emission)
+            self.request.append(log, emission)
             if emission.finish:
                 self._finish(emission.choice)
 
@@ -189,7 +205,7 @@ class Attempt:
             self.on_ended(self.decode)
 
     def _finish(self, choice: int) -> None:
-        self.request.choices[choice].finished = True
+        self.request.logs[choice].finished = True
         self._remaining.discard(choice)
         if not self._remaining and not self.done.done():
             self.done.set_result(None)

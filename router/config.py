@@ -3,8 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from paceline.core.config import setting
+from paceline.core.config import check_secret, setting
 from paceline.core.errors import ConfigError
+
+MAX_BEAT_S = 1.0  # gateways and workers take a router for dead some beats later
+STALE_BEATS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,7 @@ class RouterConfig:
     redis_url: str = setting("redis://127.0.0.1:6379", "Where workers register.")
     secret: str = setting("", "The deployment's secret, which signs tickets.", secret=True)
     queue_limit: int = setting(1024, "Most requests that wait for a worker; more are refused.")
+    queue_tokens: int = setting(8 << 20, "Most prompt tokens that wait, six bytes each.")
     max_slots_per_worker: int = setting(256, "Most requests sent to one worker at a time.")
     split_min_tokens: int = setting(
         32, "Prompts with no more uncached tokens than this are prefilled on the decode worker."
@@ -26,6 +30,7 @@ class RouterConfig:
     max_attempts: int = setting(5, "How often a request is planned before its error is final.")
     request_limit_s: float = setting(3600.0, "Time limit of requests that bring none.")
     worker_wait_s: float = setting(5.0, "How long requests wait while no worker is usable.")
+    beat_s: float = setting(1.0, "Time between beats to workers and gateways; theirs is 1 s, too.")
     dead_after_s: float = setting(3.0, "A worker without any frame for so long is gone.")
     stall_after_s: float = setting(
         10.0, "A worker with work and no step for so long is stuck; sooner if its steps are short."
@@ -38,23 +43,34 @@ class RouterConfig:
     drain_timeout_s: float = setting(30.0, "How long a drain waits for running requests.")
 
     def __post_init__(self) -> None:
-        _check("secret", "", bool(self.secret), f"set {self.env_prefix}SECRET, equal everywhere")
+        check_secret(self.secret, self.env_prefix)
         known = self.redis_url.startswith(("redis://", "rediss://", "unix://"))
         _check("redis_url", self.redis_url, known, "must start with redis://, rediss:// or unix://")
         for name in ("port", "probe_port"):
             port = getattr(self, name)
             _check(name, port, 0 <= port < 65536, "must lie between 0 and 65535")
-        for name in ("queue_limit", "max_slots_per_worker", "max_attempts", "index_mib"):
+        for name in _COUNTS:
             _check(name, getattr(self, name), getattr(self, name) >= 1, "must be at least 1")
         for name in _POSITIVE_TIMES:
             _check(name, getattr(self, name), getattr(self, name) > 0, "must be positive")
+        _check("beat_s", self.beat_s, self.beat_s <= MAX_BEAT_S, f"at most {MAX_BEAT_S:g} s")
+        outlasts = self.dead_after_s >= self.stale_after_s
+        reason = f"must last {STALE_BEATS} beats of {self.beat_s:g} s"
+        _check("dead_after_s", self.dead_after_s, outlasts, reason)
         tokens = self.split_min_tokens
         _check("split_min_tokens", tokens, tokens >= 0, "must not be negative")
         drain = self.drain_timeout_s
         _check("drain_timeout_s", drain, drain >= 0, "must not be negative")
 
+    @property
+    def stale_after_s(self) -> float:
+        """A worker that was silent for so long gets no new work."""
+        return STALE_BEATS * self.beat_s
 
+
+_COUNTS = ("queue_limit", "queue_tokens", "max_slots_per_worker", "max_attempts", "index_mib")
 _POSITIVE_TIMES = (
+    "beat_s",
     "request_limit_s",
     "worker_wait_s",
     "dead_after_s",

@@ -48,7 +48,9 @@ class Coordinator:
     def __init__(
         self, config: RouterConfig, fleet: Fleet, lookup: PrefixLookup, metrics: RouterMetrics
     ) -> None:
-        self.queue: AdmissionQueue[Attempt] = AdmissionQueue(config.queue_limit)
+        self.queue: AdmissionQueue[Attempt] = AdmissionQueue(
+            config.queue_limit, config.queue_tokens
+        )
         self.draining = False
         self._config = config
         self._fleet = fleet
@@ -66,14 +68,14 @@ class Coordinator:
     def submit(self, request: Request, on_end: Callable[[], object]) -> None:
         """Takes a request on; `on_end` is called when it has ended.
 
-        Raises Overloaded, Unavailable, InvalidRequest or ModelNotFound.
+        Raises Overloaded, Unavailable, InvalidRequest, ContextLengthExceeded or ModelNotFound.
         """
         if self.draining:
             raise _shutting_down()
         if request.request_id in self._tasks:
             raise InvalidRequest("request_id", request.request_id, "is in use")
         digest = self._placer.digest_of(request)
-        self.queue.check_room()
+        self.queue.check_room(request.num_prompt_tokens)
         self._attempts[request.request_id] = set()
         task = asyncio.create_task(self._serve(request, digest))
         self._tasks[request.request_id] = task
@@ -81,13 +83,13 @@ class Coordinator:
 
     def cancel(self, request: Request, choices: set[int]) -> None:
         """The client wants these choices no more, or nothing more (none named)."""
-        open_choices = set(request.unfinished(tuple(request.choices)))
+        open_choices = set(request.unfinished(tuple(request.logs)))
         if not choices or open_choices <= choices:
             if task := self._tasks.get(request.request_id):
                 task.cancel()
             return
-        for index in choices & open_choices:
-            request.choices[index].finished = True
+        for choice in choices & open_choices:
+            request.logs[choice].finished = True
         for attempt in self._attempts.get(request.request_id, ()):
             attempt.cancel(choices & open_choices)
 
@@ -110,7 +112,7 @@ class Coordinator:
         order = self.queue.next_order(request.message.priority)
         try:
             async with asyncio.timeout_at(request.deadline):
-                await self._run(Line(request, digest, tuple(request.choices), order))
+                await self._run(Line(request, digest, tuple(request.logs), order))
         except TimeoutError:
             outcome = "deadline"
             request.sink.fail(request.slot, DeadlineExceeded("the request's time is over"))
@@ -132,9 +134,10 @@ class Coordinator:
     async def _run(self, line: Line) -> None:
         """Attempts until the choices of `line` are done. Raises what ends the request."""
         place = functools.partial(self._placer.place, line)
+        num_tokens = line.request.num_prompt_tokens
         while line.choices:
             try:
-                attempt = await self.queue.wait(line.group, line.order, place)
+                attempt = await self.queue.wait(line.group, line.order, place, num_tokens)
             except Cancelled:
                 return  # while it waited
             try:

@@ -11,6 +11,38 @@ from paceline.rpc import tickets
 from paceline.v1 import common_pb2, worker_pb2
 
 
+class HandoffWatch:
+    """Fails an attempt whose first tokens are there and whose decode worker stays silent.
+
+    Not while that worker has more than fits its batch: then silence may mean a wait for a place.
+    """
+
+    def __init__(self, attempt: Attempt, decode: Flight, timeout_s: float) -> None:
+        self._attempt = attempt
+        self._decode = decode
+        self._timeout_s = timeout_s
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        if self._timer is None:
+            self._wait()
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _wait(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._check)
+
+    def _check(self) -> None:
+        if self._attempt.decode_heard:
+            return
+        if self._decode.session.load.num_waiting:
+            self._wait()
+        else:
+            self._attempt.fail(KvUnavailable("the hand-off took too long"))
+
+
 class Dispatcher:
     def __init__(self, config: RouterConfig) -> None:
         self._config = config
@@ -20,9 +52,9 @@ class Dispatcher:
         """Returns when every choice has finished. Raises PacelineError, or Busy from reserve."""
         request = attempt.request.for_worker(attempt.choices, _now())
         if attempt.decode is None:
-            attempt.main.computing = True
-            run = worker_pb2.RunWhole(slot=attempt.main.slot, request=request)
-            attempt.main.send(worker_pb2.WorkerCommand(run=run))
+            attempt.compute.computing = True
+            run = worker_pb2.RunWhole(slot=attempt.compute.slot, request=request)
+            attempt.compute.send(worker_pb2.WorkerCommand(run=run))
             await attempt.done
         else:
             await self._reserve(attempt, attempt.decode, request)
@@ -45,34 +77,23 @@ class Dispatcher:
         self, attempt: Attempt, decode: Flight, request: common_pb2.TokenRequest
     ) -> None:
         """Both sides at once: decode pulls what is committed while prefill computes the rest."""
-        loop = asyncio.get_running_loop()
         ticket = self._mint(attempt, decode)
-        source = attempt.main.session.info.endpoint
+        source = attempt.compute.session.info.endpoint
         adopt = worker_pb2.Adopt(slot=decode.slot, ticket=ticket, source_endpoint=source)
         decode.send(worker_pb2.WorkerCommand(adopt=adopt))
-        prefill = worker_pb2.Prefill(slot=attempt.main.slot, request=request, ticket=ticket)
-        attempt.main.computing = True
-        attempt.main.send(worker_pb2.WorkerCommand(prefill=prefill))
+        prefill = worker_pb2.Prefill(slot=attempt.compute.slot, request=request, ticket=ticket)
+        attempt.compute.computing = True
+        attempt.compute.send(worker_pb2.WorkerCommand(prefill=prefill))
 
-        def check_decode() -> None:
-            if not attempt.decode_heard:
-                attempt.fail(KvUnavailable("the hand-off took too long"))
-
-        watch: list[asyncio.TimerHandle] = []
-
-        def first_tokens() -> None:
-            if not watch:
-                watch.append(loop.call_later(self._config.handoff_timeout_s, check_decode))
-
-        attempt.on_first_tokens = first_tokens
+        watch = HandoffWatch(attempt, decode, self._config.handoff_timeout_s)
+        attempt.on_first_tokens = watch.start
         try:
             await attempt.done
         finally:
-            for timer in watch:
-                timer.cancel()
+            watch.stop()
 
     def _mint(self, attempt: Attempt, decode: Flight) -> common_pb2.Ticket:
-        source, reader = attempt.main.session.info, decode.session.info
+        source, reader = attempt.compute.session.info, decode.session.info
         request = attempt.request
         life_ms = request.remaining_ms(_now()) + round(self._config.ticket_margin_s * 1000)
         ticket = common_pb2.Ticket(

@@ -12,7 +12,6 @@ from paceline.router.worker_link import WorkerLink
 from paceline.router.worker_session import WorkerSession
 from paceline.v1 import control_pb2, worker_pb2
 
-STALE_AFTER_S = 2.0  # two beats: no new work
 RECENT_HALF_LIFE_S = 60.0
 MODEL_MEMORY_S = 60.0  # a model without workers is unavailable for so long, then unknown
 
@@ -27,7 +26,7 @@ class Fleet:
         self._config = config
         self._metrics = metrics
         self._secret = config.secret.encode()
-        self._last_usable: dict[str, float] = {}  # by content digest
+        self._last_usable: dict[tuple[str, int], float] = {}  # by content digest, context length
         self._models: dict[str, control_pb2.ModelInfo] = {}  # by name
         self._decayed_at = asyncio.get_running_loop().time()
 
@@ -49,20 +48,37 @@ class Fleet:
         for worker_id in list(self.links):
             await self.remove(worker_id)
 
-    def usable(self, content_digest: str, now: float) -> list[WorkerSession]:
-        """Workers that may get work of this model. Draining, stale and stuck ones may not."""
+    def usable(self, content_digest: str, now: float, num_tokens: int = 0) -> list[WorkerSession]:
+        """Workers that may get work of this model and have room for `num_tokens`.
+
+        Draining, stale and stuck ones may not.
+        """
         found = [
             session
             for session in self.sessions()
             if session.info.content_digest == content_digest
-            and session.is_usable(now, STALE_AFTER_S)
+            and session.info.context_length >= num_tokens
+            and session.is_usable(now, self._config.stale_after_s)
         ]
-        if any(not session.is_prefill for session in found):
-            self._last_usable[content_digest] = now
+        for session in found:
+            if not session.is_prefill:
+                self._note_usable(session, now)
         return found
 
-    def last_usable(self, content_digest: str) -> float:
-        return self._last_usable.get(content_digest, float("-inf"))
+    def last_usable(self, content_digest: str, num_tokens: int = 0) -> float:
+        """When a decode worker with so much room was usable."""
+        times = (
+            time
+            for (digest, context_length), time in self._last_usable.items()
+            if digest == content_digest and context_length >= num_tokens
+        )
+        return max(times, default=float("-inf"))
+
+    def context_length(self, content_digest: str) -> int:
+        """Of the worker with the most room; as it was listed, while there is none."""
+        infos = [*(session.info for session in self.sessions()), *self._models.values()]
+        lengths = (i.context_length for i in infos if i.content_digest == content_digest)
+        return max(lengths, default=0)
 
     def candidates(
         self, sessions: list[WorkerSession], cached: dict[str, int], now: float
@@ -85,18 +101,23 @@ class Fleet:
         return list(self._models.values())
 
     def refresh_models(self, now: float) -> None:
-        """Of several revisions of a model, the one that most decode workers serve is listed."""
+        """Of several revisions of a model, the one that most decode workers serve is listed,
+        with the context of the one with the most room."""
         tally: dict[str, Tally[bytes]] = {}
+        room: dict[bytes, int] = {}
         for digest in {session.info.content_digest for session in self.sessions()}:
             self.usable(digest, now)
         for session in self.sessions():
             if not session.load.draining and not session.is_prefill:
                 info = _model_of(session.info)
-                tally.setdefault(info.name, Tally())[info.SerializeToString()] += 1
-        listed = {
-            name: control_pb2.ModelInfo.FromString(votes.most_common(1)[0][0])
-            for name, votes in tally.items()
-        }
+                vote = info.SerializeToString()
+                tally.setdefault(info.name, Tally())[vote] += 1
+                room[vote] = max(room.get(vote, 0), session.info.context_length)
+        listed = {}
+        for name, votes in tally.items():
+            vote = votes.most_common(1)[0][0]
+            listed[name] = control_pb2.ModelInfo.FromString(vote)
+            listed[name].context_length = room[vote]
         for name, info in self._models.items():
             recent = now - self.last_usable(info.content_digest) < MODEL_MEMORY_S
             if name not in listed and recent:
@@ -126,7 +147,7 @@ class Fleet:
         self._metrics.worker_in_flight.remove(session.worker_id)
         self._metrics.worker_lost.labels(reason).inc()
         if not session.is_prefill:
-            self._last_usable[session.info.content_digest] = asyncio.get_running_loop().time()
+            self._note_usable(session, asyncio.get_running_loop().time())
         self._model_change()
 
     def session_changed(self, session: WorkerSession) -> None:
@@ -136,6 +157,10 @@ class Fleet:
     def _model_change(self) -> None:
         self.refresh_models(asyncio.get_running_loop().time())
         self.on_change()
+
+    def _note_usable(self, session: WorkerSession, now: float) -> None:
+        info = session.info
+        self._last_usable[info.content_digest, info.context_length] = now
 
     def _decay(self, now: float) -> None:
         """Halves what is recent every RECENT_HALF_LIFE_S, in steps of at least a second."""
@@ -168,11 +193,11 @@ def candidate_of(
 
 
 def _model_of(info: worker_pb2.WorkerInfo) -> control_pb2.ModelInfo:
+    """All but the context length: workers of one model may have pools of different sizes."""
     return control_pb2.ModelInfo(
         name=info.model,
         content_digest=info.content_digest,
         serving_digest=info.serving_digest,
-        context_length=info.context_length,
         vocab_size=info.vocab_size,
     )
 

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from paceline.core.errors import (
     Cancelled,
+    ContextLengthExceeded,
     ErrorCode,
     ModelNotFound,
     PacelineError,
@@ -52,8 +53,8 @@ class Line:
 
     @property
     def num_remaining(self) -> int:
-        logs = (len(self.request.choices[index].tokens) for index in self.choices)
-        return self.request.max_tokens - min(logs, default=0)
+        lengths = (len(self.request.logs[choice].tokens) for choice in self.choices)
+        return self.request.max_tokens - min(lengths, default=0)
 
     @property
     def group(self) -> tuple[str, bool]:
@@ -65,7 +66,7 @@ class Line:
         self.failed_at = asyncio.get_running_loop().time()
         guilty = attempt.flights if attempt.failed_at is None else [attempt.failed_at]
         if failure.code == ErrorCode.KV_UNAVAILABLE and attempt.failed_at is not None:
-            guilty = [attempt.main]
+            guilty = [attempt.compute]
         self.avoid |= {flight.session.worker_id for flight in guilty}
         incompatible = failure.code == ErrorCode.INCOMPATIBLE_PEER
         if incompatible or self.num_failures > MAX_SPLIT_FAILURES:
@@ -92,10 +93,14 @@ class Placer:
         self._rng = rng
 
     def digest_of(self, request: Request) -> str:
-        """The revision of the model that the request was made for. Its attempts stay within it."""
+        """The revision of the model that the request was made for. Its attempts stay within it.
+
+        Raises ModelNotFound, Unavailable, or ContextLengthExceeded if no worker could hold it.
+        """
         message = request.message
         digest = self._fleet.digest_of(message.model, message.tenant, message.root_key)
         if digest is not None:
+            _check_room(request, self._fleet.context_length(digest))
             return digest
         if message.model not in {model.name for model in self._fleet.models()}:
             raise ModelNotFound(f"model {message.model[:80]!r} is not served here", field="model")
@@ -107,12 +112,12 @@ class Placer:
         if not choices:
             raise Cancelled("nothing of the request is wanted any more")
         now = asyncio.get_running_loop().time()
-        sessions = self._fleet.usable(line.digest, now)
+        request = line.request
+        sessions = self._fleet.usable(line.digest, now, request.num_tokens_at_most)
         if not _can_finish(sessions, line):
             self._check_patience(line, now)
             return None
-        request = line.request
-        num_tokens = request.message.num_prompt_tokens + len(request.choices[choices[0]].tokens)
+        num_tokens = request.num_prompt_tokens + len(request.logs[choices[0]].tokens)
         cached = self._cached_tokens(line, sessions, num_tokens, now)
         candidates = self._fleet.candidates(sessions, cached, now)
         job = Job(num_tokens, line.num_remaining, len(choices), line.avoid, line.may_split)
@@ -122,8 +127,8 @@ class Placer:
         return Attempt(request, choices, found, {s.worker_id: s for s in sessions})
 
     def _check_patience(self, line: Line, now: float) -> None:
-        since = max(self._fleet.last_usable(line.digest), line.failed_at)
-        if now - since > self._config.worker_wait_s:
+        last_usable = self._fleet.last_usable(line.digest, line.request.num_tokens_at_most)
+        if now - max(last_usable, line.failed_at) > self._config.worker_wait_s:
             raise Unavailable("no worker is ready to serve the model", retry_after_s=5)
 
     def _cached_tokens(
@@ -141,6 +146,15 @@ class Placer:
             )
             for s in sessions
         }
+
+
+def _check_room(request: Request, context_length: int) -> None:
+    if request.num_tokens_at_most > context_length:
+        reason = (
+            f"with {request.num_prompt_tokens} prompt tokens that is more than the {context_length}"
+            " tokens that a worker has room for"
+        )
+        raise ContextLengthExceeded("max_tokens", request.max_tokens, reason)
 
 
 def _can_finish(sessions: list[WorkerSession], line: Line) -> bool:

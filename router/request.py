@@ -4,7 +4,8 @@ import asyncio
 from typing import Protocol
 
 from paceline.core.errors import InvalidRequest, PacelineError
-from paceline.core.keys import KEY_BYTES
+from paceline.core.keys import HASH_BLOCK_TOKENS, KEY_BYTES
+from paceline.core.sampling import SamplingParams
 from paceline.rpc import convert
 from paceline.v1 import common_pb2
 
@@ -18,13 +19,12 @@ class Sink(Protocol):
     def fail(self, slot: int, error: PacelineError) -> None: ...
 
 
-class Choice:
-    """`tokens` is the log: position i holds output token i, as it went to the client."""
+class TokenLog:
+    """Of one choice: `tokens[i]` is output token i, as it went to the client."""
 
-    __slots__ = ("finished", "index", "tokens")
+    __slots__ = ("finished", "tokens")
 
-    def __init__(self, index: int) -> None:
-        self.index = index
+    def __init__(self) -> None:
         self.tokens: list[int] = []
         self.finished = False
 
@@ -37,19 +37,19 @@ class Request:
     ) -> None:
         sampling = convert.sampling_from_proto(message.sampling)
         choices = list(message.choices) or list(range(sampling.n))
-        _check_lengths(message, sampling.n, choices)
+        _check_lengths(message, sampling, choices)
         self.slot = slot
         self.message = message
         self.sink = sink
         self.max_tokens = sampling.max_tokens
-        self.choices = {index: Choice(index) for index in choices}
-        num_keys = message.num_prompt_tokens // 16
+        self.logs = {choice: TokenLog() for choice in choices}
+        num_keys = message.num_prompt_tokens // HASH_BLOCK_TOKENS
         self.block_keys = message.block_keys[: num_keys * KEY_BYTES]
         message.ClearField("block_keys")
         # Tokens beyond the prompt were emitted before this router knew the request.
         self.num_forced_at_start = len(message.token_ids) - message.num_prompt_tokens
-        for choice in self.choices.values():
-            choice.tokens.extend(message.token_ids[message.num_prompt_tokens :])
+        for log in self.logs.values():
+            log.tokens.extend(message.token_ids[message.num_prompt_tokens :])
         del message.token_ids[message.num_prompt_tokens :]
         self.created_at = asyncio.get_running_loop().time()
         budget_s = message.budget_ms / 1000 if message.budget_ms else limit_s
@@ -63,13 +63,20 @@ class Request:
         return self.message.request_id
 
     @property
+    def num_prompt_tokens(self) -> int:
+        return self.message.num_prompt_tokens
+
+    @property
+    def num_tokens_at_most(self) -> int:
+        """Prompt and all output: what a worker that serves it must have room for."""
+        return self.num_prompt_tokens + self.max_tokens
+
+    @property
     def has_output(self) -> bool:
-        return any(
-            len(choice.tokens) > self.num_forced_at_start for choice in self.choices.values()
-        )
+        return any(len(log.tokens) > self.num_forced_at_start for log in self.logs.values())
 
     def unfinished(self, choices: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(index for index in choices if not self.choices[index].finished)
+        return tuple(choice for choice in choices if not self.logs[choice].finished)
 
     def remaining_ms(self, now: float) -> int:
         return max(1, round((self.deadline - now) * 1000))
@@ -78,19 +85,19 @@ class Request:
         """What a worker gets: prompt and log, forced, for these choices."""
         request = common_pb2.TokenRequest()
         request.CopyFrom(self.message)
-        request.token_ids.extend(self.choices[choices[0]].tokens)
+        request.token_ids.extend(self.logs[choices[0]].tokens)
         del request.choices[:]
         request.choices.extend(choices)
         request.budget_ms = self.remaining_ms(now)
         return request
 
-    def append(self, choice: Choice, emission: common_pb2.Emission) -> None:
-        """Logs an emission that continues `choice` and passes it on."""
-        choice.tokens.extend(emission.token_ids)
+    def append(self, log: TokenLog, emission: common_pb2.Emission) -> None:
+        """Logs an emission that continues `log` and passes it on."""
+        log.tokens.extend(emission.token_ids)
         if emission.finish:
-            choice.finished = True
+            log.finished = True
         if self.second_token_at is None:
-            self._note_times(len(choice.tokens) - self.num_forced_at_start)
+            self._note_times(len(log.tokens) - self.num_forced_at_start)
         emission.slot = self.slot
         self.sink.emit(emission)
 
@@ -102,15 +109,20 @@ class Request:
             self.second_token_at = now
 
 
-def _check_lengths(message: common_pb2.TokenRequest, n: int, choices: list[int]) -> None:
+def _check_lengths(
+    message: common_pb2.TokenRequest, sampling: SamplingParams, choices: list[int]
+) -> None:
     num_prompt = message.num_prompt_tokens
     _check("request_id", message.request_id[:64], 0 < len(message.request_id) <= 128, "has no use")
     tokens_fit = 0 < num_prompt <= len(message.token_ids)
     _check("num_prompt_tokens", num_prompt, tokens_fit, "must count the prompt in token_ids")
+    num_forced = len(message.token_ids) - num_prompt
+    reason = f"holds {num_forced} output tokens already, max_tokens is {sampling.max_tokens}"
+    _check("token_ids", len(message.token_ids), num_forced < sampling.max_tokens, reason)
     keys_fit = len(message.block_keys) % KEY_BYTES == 0
     _check("block_keys", len(message.block_keys), keys_fit, f"{KEY_BYTES} bytes a block")
-    distinct = len(set(choices)) == len(choices) and max(choices) < n
-    _check("choices", choices, distinct, f"must be different and below n={n}")
+    distinct = len(set(choices)) == len(choices) and max(choices) < sampling.n
+    _check("choices", choices, distinct, f"must be different and below n={sampling.n}")
 
 
 def _check(field: str, value: object, holds: bool, reason: str) -> None:

@@ -18,8 +18,7 @@ from paceline.router.worker_session import WorkerSession
 from paceline.rpc import channel, records
 from paceline.v1 import worker_pb2, worker_pb2_grpc
 
-BEAT_S = 1.0
-CHECK_S = 0.25
+CHECK_S = 0.1
 BACKOFF_S = (0.1, 2.0)  # first and longest pause between dials
 QUARANTINE_S = 10.0  # no new work for a worker that got stuck, unless it finishes a step
 
@@ -157,7 +156,7 @@ class WorkerLink:
                 self._stuck_step = (session.info.incarnation, session.load.step)
                 session.lose("stalled")
             if now >= next_beat:
-                next_beat, sequence = now + BEAT_S, sequence + 1
+                next_beat, sequence = now + self._config.beat_s, sequence + 1
                 beat = worker_pb2.Beat(sequence=sequence)
                 session.send(worker_pb2.WorkerCommand(beat=beat))
             await asyncio.sleep(CHECK_S)

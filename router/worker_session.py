@@ -15,7 +15,7 @@ from paceline.rpc import convert
 from paceline.v1 import common_pb2, worker_pb2
 
 OUTBOX_LIMIT = 8192
-MIN_STALL_S = 2.5  # no worker is stuck before; keeps a pause below 3 s
+MIN_STALL_S = 2.0  # no worker is stuck before; keeps a pause below 3 s
 STALL_STEPS = 10  # of its longest recent steps without a step: stuck
 BUSY_BACKOFF_S = (0.02, 0.5)  # first and longest pause after Busy
 
@@ -33,7 +33,16 @@ class Listener(Protocol):
 class Flight:
     """A slot of one attempt on one worker. `pending_tokens`: prompt tokens not yet computed."""
 
-    __slots__ = ("computing", "ended", "listener", "pending_tokens", "session", "slot", "used")
+    __slots__ = (
+        "cancelled",
+        "computing",
+        "ended",
+        "listener",
+        "pending_tokens",
+        "session",
+        "slot",
+        "used",
+    )
 
     def __init__(
         self, session: "WorkerSession", slot: int, listener: Listener, pending_tokens: int
@@ -45,12 +54,26 @@ class Flight:
         self.computing = False  # the worker should be making steps for it
         self.ended = False  # the worker holds nothing of it
         self.used = False  # the worker has heard of it
+        self.cancelled = False  # the worker was told to drop it
 
     def send(self, command: worker_pb2.WorkerCommand) -> None:
         if not self.used:
             self.used = True
             self.session.recent_requests += 1
         self.session.send(command)
+
+    @property
+    def is_held(self) -> bool:
+        """The worker may hold something of it, and was not told to let go."""
+        return self.used and not self.ended and not self.cancelled
+
+    def cancel(self) -> None:
+        """Tells the worker, once, to drop what it may still hold of the slot."""
+        if self.is_held:
+            self.cancelled = True
+            self.computing = False
+            cancel = worker_pb2.CancelSlot(slot=self.slot)
+            self.send(worker_pb2.WorkerCommand(cancel=cancel))
 
     def prompt_done(self) -> None:
         self.session.pending_tokens -= self.pending_tokens
@@ -109,9 +132,7 @@ class WorkerSession:
         finally:
             flight.prompt_done()
             del self.flights[flight.slot]
-            if flight.used and not flight.ended:
-                cancel = worker_pb2.CancelSlot(slot=flight.slot)
-                self.send(worker_pb2.WorkerCommand(cancel=cancel))
+            flight.cancel()
 
     def send(self, command: worker_pb2.WorkerCommand) -> None:
         if self.lost is None:
@@ -164,6 +185,9 @@ class WorkerSession:
         self.unreported_tokens = 0
 
     def _is_computing(self) -> bool:
+        """Steps are due. None are while all that is there waits for pages which others hold."""
+        if self.load.num_waiting and not self.load.num_running:
+            return False
         return any(flight.computing for flight in self.flights.values())
 
     def _note_step(self, duration_s: float) -> None:

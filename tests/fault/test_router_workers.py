@@ -11,7 +11,7 @@ from tests.support.fake_worker import token_at
 from tests.support.redis_server import RedisServer, redis_server
 from tests.support.router_bench import Answer, Bench, router_bench, until
 
-_FAST = {"dead_after_s": 0.6, "stall_after_s": 0.6, "handoff_timeout_s": 0.4}
+_FAST = {"beat_s": 0.2, "dead_after_s": 0.6, "stall_after_s": 0.6, "handoff_timeout_s": 0.4}
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +104,63 @@ async def test_a_worker_that_stops_is_left_behind(
         await until(lambda: answer.ended, 10)
         answer.check(60)
         assert answer.longest_pause_s < 3
+
+
+async def test_a_pool_that_readers_hold_is_waited_for(store: RedisServer) -> None:
+    async with router_bench(store, **_FAST) as bench:
+        prefill = await bench.add("p0", full=True)
+        await bench.add("d0")
+        client = await bench.client()
+        answers = [await client.submit(max_tokens=10) for _ in range(3)]
+        await until(lambda: len(prefill.commands("prefill")) == 3)
+        await asyncio.sleep(1.5)  # more than twice `stall_after_s`
+        prefill.full = False
+        await _finish(bench, answers, 10)
+        assert len(prefill.commands("prefill")) == 3
+        assert bench.router.metrics.replans.labels("unavailable")._value.get() == 0
+
+
+async def test_a_wait_for_a_place_in_the_batch_is_no_failed_hand_off(store: RedisServer) -> None:
+    async with router_bench(store, **_FAST) as bench:
+        await bench.add("p0")
+        decode = await bench.add("d0", full=True)
+        client = await bench.client()
+        answer = await client.submit(max_tokens=10)
+        await until(lambda: decode.commands("adopt"))
+        await asyncio.sleep(1.2)  # three times `handoff_timeout_s`
+        decode.full = False
+        await _finish(bench, [answer], 10)
+        assert len(decode.commands("adopt")) == 1
+
+
+async def test_prefill_is_let_go_by_the_first_token_of_decode(store: RedisServer) -> None:
+    """Whether or not the reader's word to the source arrives."""
+    async with router_bench(store) as bench:
+        prefill = await bench.add("p0", holds=True)
+        decode = await bench.add("d0", step_s=0.02)
+        client = await bench.client()
+        answer = await client.submit(max_tokens=100)
+        await until(lambda: len(answer.tokens.get(0, ())) > 2)
+        await until(lambda: not prefill.open_slots)
+        assert decode.open_slots and len(prefill.commands("cancel")) == 1
+        await client.cancel(answer)
+        await bench.check_idle()
+
+
+async def test_leases_of_a_dead_reader_are_revoked_at_once(store: RedisServer) -> None:
+    async with router_bench(store, **_FAST) as bench:
+        prefill = await bench.add("p0", holds=True)
+        decode = await bench.add("d0", deaf_to_adopt=True)
+        client = await bench.client()
+        answer = await client.submit(max_tokens=10)
+        await until(lambda: answer.tokens)
+        await decode.die()
+        await until(lambda: prefill.commands("revoke"))
+        ticket, revoke = prefill.commands("prefill")[0].ticket, prefill.commands("revoke")[0]
+        assert (revoke.request_id, revoke.attempt) == (ticket.request_id, ticket.attempt)
+        await bench.add("d1")
+        await _finish(bench, [answer], 10)
+        assert len(prefill.commands("revoke")) == 1
 
 
 async def test_a_decode_worker_silent_after_the_first_token(store: RedisServer) -> None:

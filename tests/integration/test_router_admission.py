@@ -56,7 +56,7 @@ async def test_a_request_larger_than_the_pool_reaches_the_worker_that_refuses_it
 ) -> None:
     async with router_bench(store) as bench:
         code = common_pb2.ERROR_CODE_INVALID_REQUEST
-        decode = await bench.add("d0", num_free_pages=10, fail_with=code)
+        decode = await bench.add("d0", num_free_pages=10, context_length=20_000, fail_with=code)
         answer = await (await bench.client()).generate(num_prompt=16 * 1001)
         assert answer.error is not None and answer.error.code == code
         assert len(decode.commands("run")) == 1

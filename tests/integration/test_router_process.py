@@ -36,7 +36,7 @@ def _free_port() -> int:
 def test_it_starts_without_torch_and_leaves_with_0_on_a_signal(number: int) -> None:
     probe_port = _free_port()
     arguments = [f"--probe-port={probe_port}", "--port=0", "--redis-url=redis://127.0.0.1:1"]
-    environment = {**os.environ, "PACELINE_ROUTER_SECRET": "s"}
+    environment = {**os.environ, "PACELINE_ROUTER_SECRET": "s" * 16}
     command = [sys.executable, "-c", _MAIN, *arguments]
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     try:
@@ -52,7 +52,7 @@ def test_it_starts_without_torch_and_leaves_with_0_on_a_signal(number: int) -> N
 async def test_a_taken_port_is_a_config_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        router = Router(RouterConfig(port=port, probe_port=0, secret="s"))
+        router = Router(RouterConfig(port=port, probe_port=0, secret="s" * 16))
         with pytest.raises(ConfigError, match=f"port={port}: cannot be bound"):
             await router.start()
         await router.stop()
@@ -78,7 +78,7 @@ def test_a_part_that_breaks_ends_the_process_with_1() -> None:
         "config = parse",
     )
     arguments = ["--probe-port=0", "--port=0", "--redis-url=redis://127.0.0.1:1"]
-    environment = {**os.environ, "PACELINE_ROUTER_SECRET": "s"}
+    environment = {**os.environ, "PACELINE_ROUTER_SECRET": "s" * 16}
     command = [sys.executable, "-c", broken, *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "KeyError" in done.stderr

@@ -98,6 +98,28 @@ async def test_models_come_first_and_again_when_they_change(store: RedisServer) 
         assert (await bench.client()).models == client.models
 
 
+async def test_pools_of_different_sizes_get_the_requests_that_fit_them(
+    store: RedisServer,
+) -> None:
+    async with router_bench(store, worker_wait_s=0.3) as bench:
+        small = await bench.add("d0", context_length=1000)
+        large = await bench.add("d1", context_length=4000)
+        client = await bench.client()
+        assert [model.context_length for model in client.models] == [4000]
+        for _ in range(5):
+            (await client.generate(num_prompt=1500)).check(8)
+        assert (len(small.commands("run")), len(large.commands("run"))) == (0, 5)
+        running = await client.submit(num_prompt=1500, max_tokens=1000)
+        await until(lambda: running.tokens)
+        await large.die()
+        await until(lambda: running.ended)
+        late = await client.generate(num_prompt=1500)
+        assert running.error is not None and late.error is not None
+        assert running.error.code == common_pb2.ERROR_CODE_UNAVAILABLE
+        assert late.error.code == common_pb2.ERROR_CODE_CONTEXT_LENGTH_EXCEEDED
+        (await client.generate(num_prompt=500)).check(8)
+
+
 _BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"model": "other"}, common_pb2.ERROR_CODE_MODEL_NOT_FOUND, "model"),
     ({"digest": "ee" * 32}, common_pb2.ERROR_CODE_UNAVAILABLE, ""),
@@ -108,6 +130,9 @@ _BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"choices": [0, 0]}, common_pb2.ERROR_CODE_INVALID_REQUEST, "choices"),
     ({"choices": [1]}, common_pb2.ERROR_CODE_INVALID_REQUEST, "choices"),
     ({"block_keys": b"short"}, common_pb2.ERROR_CODE_INVALID_REQUEST, "block_keys"),
+    ({"num_prompt_tokens": 92}, common_pb2.ERROR_CODE_INVALID_REQUEST, "token_ids"),
+    ({"num_prompt": 8185}, common_pb2.ERROR_CODE_CONTEXT_LENGTH_EXCEEDED, "max_tokens"),
+    ({"max_tokens": 8093}, common_pb2.ERROR_CODE_CONTEXT_LENGTH_EXCEEDED, "max_tokens"),
 ]
 
 

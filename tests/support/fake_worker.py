@@ -69,14 +69,17 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.role = role
         self.cluster = cluster
         self.digest = DIGEST
+        self.context_length = 8192
         self.step_s = 0.005
         self.prefill_s = 0.0
         self.handoff_s = 0.0
         self.busy = False  # answers Reserve with Busy
         self.silent = False  # sends nothing at all, not even beats
         self.stalled = False  # beats, but makes no step
+        self.full = False  # readers hold all pages: what comes waits, so there is no step either
         self.draining = False
         self.deaf_to_adopt = False
+        self.holds = False  # prefill: keeps its slot until it is told to let go
         self.fail_with: common_pb2.ErrorCode | None = None  # every new slot, once it would emit
         self.die_after: int | None = None  # tokens
         self.num_emitted = 0
@@ -106,7 +109,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             model=MODEL,
             content_digest=self.digest,
             serving_digest="cd" * 32,
-            context_length=8192,
+            context_length=self.context_length,
             vocab_size=32000,
             num_pages=1000,
         )
@@ -222,7 +225,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
     async def _work(self) -> None:
         while True:
             await asyncio.sleep(self.step_s)
-            if self.stalled:
+            if self.stalled or self.full:
                 continue
             for stream in list(self.streams):
                 frame = worker_pb2.WorkerFrame()
@@ -253,7 +256,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             self._emit(running, choice, position, frame)
         if running.first_only or not running.next:
             del stream.running[running.slot]
-            self._after_last(running, frame)
+            self._after_last(stream, running, frame)
 
     def _emit(
         self, running: Running, choice: int, position: int, frame: worker_pb2.WorkerFrame
@@ -276,10 +279,13 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         if last:
             del running.next[choice]
 
-    def _after_last(self, running: Running, frame: worker_pb2.WorkerFrame) -> None:
+    def _after_last(self, stream: Stream, running: Running, frame: worker_pb2.WorkerFrame) -> None:
         if running.handoff is not None:
             running.handoff.set()
-        frame.ended_slots.append(running.slot)
+        if self.holds and running.first_only:
+            stream.held.add(running.slot)
+        else:
+            frame.ended_slots.append(running.slot)
 
     async def _beat(self) -> None:
         while True:
@@ -287,8 +293,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             self.inject(worker_pb2.WorkerFrame(load=self._load()))
 
     def _load(self) -> worker_pb2.Load:
+        num_slots = sum(len(stream.running) for stream in self.streams)
         return worker_pb2.Load(
-            num_running=sum(len(stream.running) for stream in self.streams),
+            num_running=0 if self.full else num_slots,
+            num_waiting=num_slots if self.full else 0,
             num_waiting_tokens=self.num_waiting_tokens,
             num_free_pages=self.num_free_pages,
             num_pages=1000,

@@ -2,6 +2,8 @@
 
 import time
 
+import pytest
+
 from paceline.core.errors import PacelineError
 from paceline.router.attempt import Attempt
 from paceline.router.gateway_stream import GatewayStream
@@ -39,7 +41,7 @@ def _session(name: str) -> WorkerSession:
 
 def _whole(request: Request, session: WorkerSession) -> Attempt:
     plan = Whole(Candidate(session.worker_id, False))
-    return Attempt(request, tuple(request.choices), plan, {session.worker_id: session})
+    return Attempt(request, tuple(request.logs), plan, {session.worker_id: session})
 
 
 def _emission(slot: int, position: int, *tokens: int, choice: int = 0, finish: int = 0):  # type: ignore[no-untyped-def]
@@ -52,13 +54,13 @@ async def test_overlap_is_trimmed_with_its_logprobs_and_repeats_are_dropped() ->
     sink, session = _Sink(), _session("d0")
     attempt = _whole(_request(sink), session)
     emission = _emission(1, 0, 10, 11)
-    attempt.on_emission(attempt.main, emission)
+    attempt.on_emission(attempt.compute, emission)
     repeat = _emission(1, 1, 11, 12)
     repeat.logprobs.add(chosen=common_pb2.TokenLogprob(token_id=11))
     repeat.logprobs.add(chosen=common_pb2.TokenLogprob(token_id=12))
-    attempt.on_emission(attempt.main, repeat)
+    attempt.on_emission(attempt.compute, repeat)
     assert [lp.chosen.token_id for lp in repeat.logprobs] == [12]
-    attempt.on_emission(attempt.main, _emission(1, 0, 10))
+    attempt.on_emission(attempt.compute, _emission(1, 0, 10))
     assert sink.tokens == [(0, 0, [10, 11]), (0, 2, [12])]
     assert not attempt.done.done()
     attempt.close()
@@ -70,7 +72,7 @@ async def test_prefill_lost_after_decode_was_heard_is_no_failure() -> None:
     plan = Split(Candidate("p0", True), Candidate("d0", False))
     attempt = Attempt(request, (0,), plan, {"p0": prefill, "d0": decode})
     assert attempt.decode is not None
-    attempt.on_emission(attempt.main, _emission(1, 0, 10))
+    attempt.on_emission(attempt.compute, _emission(1, 0, 10))
     attempt.on_emission(attempt.decode, _emission(1, 1, 11))
     prefill.lose("closed")
     attempt.on_emission(attempt.decode, _emission(1, 2, 12, finish=2))
@@ -78,6 +80,55 @@ async def test_prefill_lost_after_decode_was_heard_is_no_failure() -> None:
     assert [token for _, _, tokens in sink.tokens for token in tokens] == [10, 11, 12]
     attempt.close()
     assert prefill.num_in_flight == decode.num_in_flight == 0
+
+
+def _split(request: Request, prefill: WorkerSession, decode: WorkerSession) -> Attempt:
+    plan = Split(Candidate("p0", True), Candidate("d0", False))
+    attempt = Attempt(request, (0,), plan, {"p0": prefill, "d0": decode})
+    for flight in attempt.flights:
+        flight.send(worker_pb2.WorkerCommand())
+        flight.session.outbox.get_nowait()
+    return attempt
+
+
+def _sent(session: WorkerSession) -> list[str | None]:
+    commands = [session.outbox.get_nowait() for _ in range(session.outbox.qsize())]
+    return [command.WhichOneof("body") for command in commands]
+
+
+@pytest.mark.parametrize("decode_first", [False, True])
+async def test_prefill_is_told_to_let_go_once_decode_goes_on(decode_first: bool) -> None:
+    prefill, decode = _session("p0"), _session("d0")
+    attempt = _split(_request(_Sink()), prefill, decode)
+    assert attempt.decode is not None
+    emissions = [(attempt.compute, 0), (attempt.decode, 1)]
+    first, second = reversed(emissions) if decode_first else emissions
+    attempt.on_emission(first[0], _emission(1, first[1], 10))
+    assert _sent(prefill) == []
+    attempt.on_emission(second[0], _emission(1, second[1], 11))
+    assert _sent(prefill) == ["cancel"]
+    attempt.on_emission(attempt.decode, _emission(1, 2, 12))
+    attempt.close()
+    assert (_sent(prefill), _sent(decode)) == ([], ["cancel"])
+
+
+async def test_leases_of_a_reader_that_died_are_revoked_at_their_source() -> None:
+    prefill, decode = _session("p0"), _session("d0")
+    attempt = _split(_request(_Sink()), prefill, decode)
+    attempt.on_emission(attempt.compute, _emission(1, 0, 10))
+    decode.lose("closed")
+    attempt.close()
+    revoke = prefill.outbox.get_nowait().revoke
+    assert (revoke.request_id, revoke.attempt) == ("r5", attempt.number)
+    assert _sent(prefill) == ["cancel"]
+
+
+async def test_nothing_is_revoked_from_a_reader_that_lives() -> None:
+    prefill, decode = _session("p0"), _session("d0")
+    attempt = _split(_request(_Sink()), prefill, decode)
+    attempt.on_emission(attempt.compute, _emission(1, 0, 10))
+    attempt.close()
+    assert (_sent(prefill), _sent(decode)) == (["cancel"], ["cancel"])
 
 
 async def test_prefill_lost_before_its_first_token_is_a_failure_whatever_decode_said() -> None:
@@ -98,7 +149,7 @@ async def test_a_frame_of_32_emissions_costs_well_under_a_millisecond() -> None:
     for position in range(200):
         frame = worker_pb2.WorkerFrame()
         for attempt in attempts:
-            frame.emissions.append(_emission(attempt.main.slot, position, position))
+            frame.emissions.append(_emission(attempt.compute.slot, position, position))
         frame = worker_pb2.WorkerFrame.FromString(frame.SerializeToString())
         started = time.perf_counter()
         session.handle(frame, 0.0)
