@@ -76,9 +76,10 @@ class Fleet:
 
     def context_length(self, content_digest: str) -> int:
         """Of the worker with the most room; as it was listed, while there is none."""
-        infos = [*(session.info for session in self.sessions()), *self._models.values()]
-        lengths = (i.context_length for i in infos if i.content_digest == content_digest)
-        return max(lengths, default=0)
+        infos = [session.info for session in self.sessions()]
+        lengths = [i.context_length for i in infos if i.content_digest == content_digest]
+        listed = (m for m in self._models.values() if m.content_digest == content_digest)
+        return max(lengths or (m.context_length for m in listed), default=0)
 
     def candidates(
         self, sessions: list[WorkerSession], cached: dict[str, int], now: float
