@@ -50,7 +50,7 @@ class Choice:
             raise EngineFailure(
                 f"tokens were lost: position {emission.position} came, {self.num_tokens} was due"
             )
-        finish = finish_from_proto(emission.finish)
+        finish = finish_from_proto(emission.finish) if emission.finish else None
         if finish is FinishReason.CANCELLED:
             raise Cancelled("the request was cancelled")
         delta = Delta(emitted_unix_us=emission.emitted_unix_us)
@@ -64,7 +64,8 @@ class Choice:
             delta.text += self._rest()
         if self._matcher.stopped:
             finish = FinishReason.STOP
-        delta.logprobs = emission.logprobs[: len(delta.token_ids)]
+        if emission.logprobs:
+            delta.logprobs = emission.logprobs[: len(delta.token_ids)]
         delta.finish = self.finish = finish
         return delta
 

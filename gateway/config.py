@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from paceline.core.config import setting
+from paceline.core.config import check_secret, setting
 from paceline.core.errors import ConfigError
 
 
@@ -41,9 +41,7 @@ class GatewayConfig:
         if not (self.model / "tokenizer.json").is_file():
             reason = "must be a model directory with a tokenizer.json"
             raise ConfigError("model", str(self.model), reason)
-        if not self.secret:
-            reason = f"set {self.env_prefix}SECRET to the deployment's secret, at least 16 bytes"
-            raise ConfigError("secret", "", reason)
+        check_secret(self.secret, self.env_prefix)
         for name in ("port", "grpc_port"):
             if not 0 <= getattr(self, name) < 65536:
                 raise ConfigError(name, getattr(self, name), "must lie between 0 and 65535")

@@ -6,7 +6,7 @@ the client leaves, streaming or not.
 """
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -77,6 +77,9 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._is_started = False
+        tools = scope["state"]  # of BoundedProtocol
+        self._abort: Callable[[], None] = tools["abort"]
+        self._write_chunk: Callable[[bytes], bool] = tools["write_chunk"]
 
     def header(self, name: bytes) -> bytes | None:
         for key, value in self._scope["headers"]:
@@ -85,8 +88,7 @@ class Exchange:
         return None
 
     async def run(self, plan: Plan) -> None:
-        abort = self._scope.get("state", {}).get("abort", lambda: None)
-        generation = self._serving.generation(plan.model, abort)
+        generation = self._serving.generation(plan.model, self._abort)
         watcher = asyncio.create_task(self._watch(generation), name="disconnect-watcher")
         try:
             generation.submit(plan.jobs, self._serving.config.request_timeout_s)
@@ -123,7 +125,8 @@ class Exchange:
                 await send_start(self._send, 200, self._headers(), None)
             if generation.done:
                 frames.append(answer.end(generation))
-            if body := b"".join(frames):
+            body = b"".join(frames)
+            if generation.done or (body and not self._write_chunk(body)):
                 await send_body(self._send, body, more=not generation.done)
 
     async def _whole(self, plan: Plan, generation: Generation) -> None:

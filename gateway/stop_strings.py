@@ -39,6 +39,8 @@ class StopMatcher:
 
     def push(self, text: str) -> str:
         """Text that can be shown now. When `stopped` is set, it ends before the stop string."""
+        if not self._automata:
+            return text
         pending = self._held + text
         end = len(self._held)
         for character in text:

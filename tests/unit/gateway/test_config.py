@@ -16,6 +16,7 @@ from tests.support.gateway_deployment import gateway_config
     ("fields", "name"),
     [
         ({"secret": ""}, "PACELINE_GATEWAY_SECRET"),
+        ({"secret": "s" * 15}, "at least 16 bytes"),
         ({"model": Path("/nowhere")}, "model"),
         ({"port": 70_000}, "port"),
         ({"router": ()}, "router"),
