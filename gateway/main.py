@@ -14,6 +14,7 @@ from paceline.gateway.grpc_server import GrpcServer
 from paceline.gateway.http_server import HttpServer
 from paceline.gateway.serving import Serving
 
+_STOP_MARGIN_S = 3.0  # for connections that are cut after the drain timeout
 _SWITCH_INTERVAL_S = 0.001  # a thread that renders a template may hold the loop up that long
 
 
@@ -22,6 +23,7 @@ class GatewayServer:
 
     def __init__(self, config: GatewayConfig) -> None:
         self.serving = Serving(config)
+        self._drain_timeout_s = config.drain_timeout_s
         self._grpc = GrpcServer(self.serving, config)
         self._http = HttpServer(make_app(self.serving), config)
         self._health_updates: set[asyncio.Task[None]] = set()
@@ -44,7 +46,8 @@ class GatewayServer:
     async def drain(self) -> None:
         """Takes no new requests; running ones end, within the drain timeout."""
         self.serving.start_draining()
-        await asyncio.gather(self._http.stop(), self._grpc.stop())
+        stops = [asyncio.create_task(port.stop()) for port in (self._http, self._grpc)]
+        await asyncio.wait(stops, timeout=self._drain_timeout_s + _STOP_MARGIN_S)
 
     async def stop(self) -> None:
         await self.serving.router.stop()

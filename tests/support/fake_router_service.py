@@ -17,6 +17,7 @@ from paceline.v1.control_pb2_grpc import (
     add_RouterServiceServicer_to_server,
 )
 
+UNFINISHED = common_pb2.FINISH_REASON_UNSPECIFIED
 LENGTH = common_pb2.FINISH_REASON_LENGTH
 STOP = common_pb2.FINISH_REASON_STOP
 
@@ -124,7 +125,7 @@ class FakeRouter(RouterServiceServicer):
                 if choice in submission.cancelled_choices:
                     continue
                 emission = _emission(submission, reply, choice, positions[choice], token_ids)
-                emission.finish = reply.finish if is_last else 0
+                emission.finish = reply.finish if is_last else UNFINISHED
                 positions[choice] += len(token_ids)
                 emissions.append(emission)
             outbox.put_nowait(RouterFrame(emissions=emissions))

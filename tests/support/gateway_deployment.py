@@ -35,7 +35,7 @@ class Deployment:
     def port(self) -> int:
         return self.gateway.port
 
-    async def chat(self, content: str = "Hi", **fields: Any) -> httpx.Response:
+    async def chat(self, content: Any = "Hi", **fields: Any) -> httpx.Response:
         body = {"model": "mock", "messages": [{"role": "user", "content": content}], **fields}
         return await self.http.post("/v1/chat/completions", json=body)
 

@@ -1,15 +1,17 @@
 """Chat completions through the official client and over raw HTTP."""
 
 import asyncio
+from typing import Any
 
 import orjson
 import pytest
+from openai.types.chat import ChatCompletionMessageParam
 
 from tests.support.fake_router_service import STOP, Reply, bytes_reply
 from tests.support.gateway_client import sse_events, until
 from tests.support.gateway_deployment import CONTEXT_LENGTH, Deployment
 
-HELLO = [{"role": "user", "content": "Hi"}]
+HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hi"}]
 EOS = 256
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -17,7 +19,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 async def test_an_answer_in_one_piece(deployment: Deployment) -> None:
     deployment.router.reply = lambda request: bytes_reply("Grüße 😀".encode(), num_cached_tokens=16)
-    answer = await deployment.openai.chat.completions.create(model="mock", messages=HELLO)  # type: ignore[arg-type]
+    answer = await deployment.openai.chat.completions.create(model="mock", messages=HELLO)
     choice = answer.choices[0]
     assert (choice.message.role, choice.message.content) == ("assistant", "Grüße 😀")
     assert choice.finish_reason == "length"
@@ -33,7 +35,7 @@ async def test_a_stream_joins_to_the_same_text(deployment: Deployment) -> None:
     deployment.router.reply = lambda request: bytes_reply("Grüße 😀".encode())
     stream = await deployment.openai.chat.completions.create(
         model="mock",
-        messages=HELLO,  # type: ignore[arg-type]
+        messages=HELLO,
         stream=True,
         stream_options={"include_usage": True},
     )
@@ -191,12 +193,17 @@ async def test_vllm_10583_equal_request_ids_do_not_meet(deployment: Deployment) 
 
 async def test_content_parts_are_joined(deployment: Deployment) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    await deployment.chat(parts)  # type: ignore[arg-type]
+    await deployment.chat(parts)
     assert list(deployment.router.submissions[0].request.token_ids) == [258, *b"a\nb", 256, 259]
 
 
 async def test_harmless_and_neutral_fields_are_accepted(deployment: Deployment) -> None:
-    fields = {"user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto"}
+    fields: dict[str, Any] = {
+        "user": "u",
+        "metadata": {"a": "b"},
+        "store": False,
+        "service_tier": "auto",
+    }
     fields |= {"logit_bias": {}, "presence_penalty": 0, "response_format": {"type": "text"}}
     fields |= {"tools": [], "temperature": None, "top_k": -1, "parallel_tool_calls": True}
     assert (await deployment.chat(**fields)).status_code == 200

@@ -47,7 +47,8 @@ def test_any_grouping_of_tokens_gives_the_same(
     data: bytes, sizes: list[int], stops: list[str], min_tokens: int
 ) -> None:
     token_ids = [*data, EOS_TOKEN_ID]
-    groups, start = [], 0
+    groups: list[list[int]] = []
+    start = 0
     while start < len(token_ids):
         groups.append(token_ids[start : start + sizes[len(groups)]])
         start += len(groups[-1])

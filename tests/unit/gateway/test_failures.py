@@ -25,7 +25,7 @@ ERRORS = [
 
 
 def failing(code: str, steps: bytes = b"") -> Reply:
-    number = common_pb2.ErrorCode.Value(f"ERROR_CODE_{code}")
+    number = getattr(common_pb2, f"ERROR_CODE_{code}")
     error = Error(code=number, message="as told", field="f", retry_after_ms=7000)
     return bytes_reply(steps, error=error)
 

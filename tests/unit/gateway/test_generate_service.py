@@ -142,5 +142,8 @@ async def test_reflection_lists_the_service(channel: grpc.aio.Channel) -> None:
 
 
 def trailer(error: grpc.aio.AioRpcError) -> common_pb2.Error:
-    metadata = dict(error.trailing_metadata() or ())
-    return common_pb2.Error.FromString(metadata["paceline-error-bin"])  # type: ignore[arg-type]
+    for key, value in error.trailing_metadata() or ():
+        if key == "paceline-error-bin":
+            assert isinstance(value, bytes)
+            return common_pb2.Error.FromString(value)
+    raise AssertionError("no trailer")
