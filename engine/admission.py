@@ -37,7 +37,7 @@ class Admission:
             prefill_only=prefill_only,
             choices=list(spec.choices),
             stop_ids=tuple(dict.fromkeys((*eos, *sampling.stop_token_ids))),
-            max_length=min(self.max_length, spec.num_prompt_tokens + sampling.max_tokens),
+            max_length=self._max_length(spec, prefill_only),
         )
         group.leader = Sequence(group, spec.choices[0], tokens, len(tokens))
         group.sequences = [group.leader]
@@ -52,6 +52,18 @@ class Admission:
         growth = pages_of(sequence.num_tokens + max(window, 0)) - num_pages
         copies = (num_choices - 1) if sequence.num_tokens % PAGE_TOKENS else 0
         return min(growth * num_choices + copies, self.num_pages - num_pages)
+
+    def _max_length(self, spec: RequestSpec, prefill_only: bool) -> int:
+        """Tokens of a choice at its end. A pool that cannot hold them is no reason for a short
+        answer: the request is refused."""
+        longest = min(self.context_length, spec.num_prompt_tokens + spec.sampling.max_tokens)
+        if longest > self.max_length and not prefill_only:
+            reason = (
+                f"with {spec.num_prompt_tokens} prompt tokens that is more than the pool of "
+                f"{self.num_pages * PAGE_TOKENS} tokens holds"
+            )
+            raise ContextLengthExceeded("max_tokens", spec.sampling.max_tokens, reason)
+        return longest
 
     def _checked_tokens(self, spec: RequestSpec) -> NDArray[np.int64]:
         tokens = self._token_array(spec.token_ids)

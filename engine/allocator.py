@@ -40,8 +40,11 @@ class Allocator:
         self.clock = clock
         self.on_page = on_page
 
-    def grant(self, sequence: Sequence, max_hit_blocks: int, credit: int) -> int | None:
-        """All pages of its tokens, found by name or new, and `credit`; or nothing.
+    def grant(
+        self, sequence: Sequence, max_hit_blocks: int, credit: int, spared: int = 0
+    ) -> int | None:
+        """All pages of its tokens, found by name or new, and `credit`; or nothing. `spared` more
+        pages must be left for others.
 
         Returns the number of leading blocks that were found. None: it does not fit now.
         """
@@ -50,7 +53,7 @@ class Allocator:
         with self.pool.lock:
             hits = self.cache.match(sequence.keys[:max_hit_blocks], packed)
             num_new = pages_of(sequence.num_tokens) - len(hits)
-            if self._cost(hits) + num_new + credit > self.pool.num_available:
+            if self._cost(hits) + num_new + credit > self.pool.num_available - spared:
                 return None
             self.pool.share(hits)
             new = self.pool.allocate(num_new)

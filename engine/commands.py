@@ -20,15 +20,16 @@ from paceline.engine.messages import (
 )
 from paceline.engine.sequence import Group, Sequence, Stage, pages_of
 
+ROW_SLACK = 8  # one in so many rows may be reserved twice: a transfer takes a while
+
 
 class Commands:
     """Runs between steps, in the thread that runs them."""
 
-    def __init__(self, groups: Groups, admission: Admission, num_heads: int, max_waiting: int):
+    def __init__(self, groups: Groups, admission: Admission, num_heads: int):
         self.groups = groups
         self.admission = admission
         self.num_heads = num_heads
-        self.max_waiting = max_waiting
         self._arrivals = 0
 
     def handle(self, command: Command) -> None:
@@ -46,11 +47,10 @@ class Commands:
 
     def _for_live(self, group: Group, command: Pulled | Adopt | Cancel | Release) -> None:
         leader = group.leader
-        is_reserved = leader is not None and leader.stage is Stage.WAITING_FOR_KV
         match command:
-            case Pulled() if is_reserved and leader is not None:
+            case Pulled() if group.is_filling and leader is not None:
                 self._commit_pulled(leader, command)
-            case Adopt() if is_reserved and leader is not None:
+            case Adopt() if group.is_filling and leader is not None:
                 self._adopt(leader, command)
             case Cancel():
                 self._cancel(group, command)
@@ -59,8 +59,9 @@ class Commands:
 
     def _submit(self, command: Submit) -> None:
         scheduler = self.groups.scheduler
-        if len(scheduler.waiting) >= self.max_waiting:
-            message = f"{self.max_waiting} requests are waiting already"
+        max_waiting = scheduler.config.max_waiting
+        if len(scheduler.waiting) >= max_waiting:
+            message = f"{max_waiting} requests are waiting already"
             self.groups.refuse(command.slot, Overloaded(message))
             return
         group = self._new_group(command.slot, command.request, command.prefill_only)
@@ -68,23 +69,34 @@ class Commands:
             scheduler.enqueue(group.leader)
 
     def _reserve(self, command: Reserve) -> None:
-        """All or nothing: pages of the prompt now, a promise of a window of output."""
+        """All or nothing: a row soon, pages of the prompt now, a promise of a window of output.
+        What those who wait will need is not given away: they would wait for ever."""
         slot = command.slot
         group = self._new_group(slot, command.request, prefill_only=False)
         if group is None or group.leader is None:
             return
         leader, allocator = group.leader, self.groups.allocator
         credit = self.admission.output_credit(leader, len(group.choices))
-        num_hits = allocator.grant(leader, leader.num_tokens // PAGE_TOKENS, credit)
+        ahead = self.groups.scheduler.waiting.pages_before(leader)
+        num_hits = None
+        if self._has_row(leader):
+            num_hits = allocator.grant(leader, leader.num_tokens // PAGE_TOKENS, credit, ahead)
         if num_hits is None:
             needed = pages_of(leader.num_tokens) + credit
-            event = Refused(slot, needed, max(0, allocator.pool.num_available))
+            event = Refused(slot, needed, max(0, allocator.pool.num_available - ahead))
             self.groups.events.append(event)
             self.groups.end(group)
             return
         leader.stage = Stage.WAITING_FOR_KV
         group.num_cached_tokens = num_hits * PAGE_TOKENS
         self.groups.events.append(Reserved(slot, num_hits, leader.pages[num_hits:]))
+
+    def _has_row(self, leader: Sequence) -> bool:
+        scheduler = self.groups.scheduler
+        wanted, max_running = self.groups.num_rows_wanted(), scheduler.config.max_running
+        if scheduler.waiting.is_before(leader):
+            return wanted + len(scheduler.waiting) < max_running
+        return wanted < max_running + -(-max_running // ROW_SLACK)
 
     def _new_group(self, slot: int, spec: RequestSpec, prefill_only: bool) -> Group | None:
         if slot in self.groups.live:
@@ -107,6 +119,7 @@ class Commands:
 
     def _adopt(self, leader: Sequence, command: Adopt) -> None:
         group = leader.group
+        leader.stage = Stage.WAITING  # the transfer is over
         wanted = [first for first in command.first_tokens if first.choice in group.choices]
         tokens = [(first.choice, first.token_id) for first in wanted if first.finish is None]
         if not tokens:
@@ -118,7 +131,7 @@ class Commands:
     def _cancel(self, group: Group, command: Cancel) -> None:
         left = [choice for choice in group.choices if choice not in command.choices]
         if not command.choices or not left:
-            self.groups.end(group, command.transfer_open)
+            self.groups.end(group)
         elif group.leader is not None:
             group.choices = left
         else:

@@ -63,6 +63,7 @@ class Engine:
         self.cache = PrefixCache(self.pool, config.prefix_cache)
         self.pool_calls = PoolCalls(self.cache, sums)
         admission = Admission(model, num_pages, config.output_window_tokens)
+        self.max_length = admission.max_length
         self.state = BatchState(config.max_running, admission.max_length)
         allocator = Allocator(self.pool, self.cache, self.clock, self.state.set_page)
         self.scheduler = Scheduler(config, self.state, allocator, admission)
@@ -73,7 +74,7 @@ class Engine:
         self.runner = Runner(model, pools, self.state, graphs)
         self.groups = Groups(self.scheduler, allocator, self.runner)
         self._outcome = Outcome(self.groups, sums)
-        self._commands = Commands(self.groups, admission, group.num_heads, config.max_waiting)
+        self._commands = Commands(self.groups, admission, group.num_heads)
         self._planned: Plan | None = None
         self._num_outputs = 0
 
@@ -131,7 +132,7 @@ class Engine:
             num_running=len(self.state),
             num_waiting=len(scheduler.waiting) + len(scheduler.ready),
             num_waiting_tokens=scheduler.waiting.num_tokens + chunks,
-            num_free_pages=max(0, self.pool.num_available),
+            num_free_pages=max(0, self.pool.num_available - scheduler.waiting.num_pages),
             num_pages=self.pool.num_pages,
             num_preemptions=scheduler.num_preemptions,
         )

@@ -28,12 +28,18 @@ class Groups:
         self.events.append(Failed(group.slot, ErrorCode.INTERNAL, message))
         self.end(group)
 
-    def end(self, group: Group, transfer_open: bool = False) -> None:
-        """Lets go of everything. With an open transfer, pages it may write stay quarantined."""
-        transfer_slot = group.slot if transfer_open else None
+    def end(self, group: Group) -> None:
+        """Lets go of everything. Pages that a transfer fills stay in quarantine until it closes."""
+        transfer_slot = group.slot if group.is_filling else None
         for sequence in group.sequences:
             self._let_go(sequence, transfer_slot)
         self._forget(group)
+
+    def num_rows_wanted(self) -> int:
+        """Choices that are in the batch, or will be without waiting for pages."""
+        scheduler = self.scheduler
+        filling = sum(len(group.choices) for group in self.live.values() if group.is_filling)
+        return len(scheduler.state) + len(scheduler.ready) + filling
 
     def end_choice(self, sequence: Sequence) -> None:
         group = sequence.group

@@ -8,8 +8,8 @@ Life of a slot, by how it enters:
     Reserve                      Reserved (pages granted) | Refused → Ended
                                  → Pulled… → Adopt → running → Emission… → Ended
 
-`Cancel` is right in every state. A slot ends exactly once, with `Ended`, when nothing of it is
-held any more; pages under an open transfer stay quarantined until `TransferClosed`.
+`Cancel` is right in every state. A slot ends exactly once, with `Ended`. The pages of one that ends
+between Reserved and Adopt stay quarantined until `TransferClosed`: a copy may still write them.
 """
 
 import msgspec
@@ -58,22 +58,23 @@ class Pulled(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Adopt(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """All KV of the slot is here (tail included): join the batch after these first tokens."""
+    """All KV of the slot is here (tail included): join the batch after these first tokens.
+
+    If all of them end their choice the slot ends; then nothing needs to be here."""
 
     slot: int
     first_tokens: list["FirstToken"]
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Ends choices of a slot (none named: all). `transfer_open`: a pull may still write."""
+    """Ends choices of a slot (none named: all)."""
 
     slot: int
     choices: tuple[int, ...] = ()
-    transfer_open: bool = False
 
 
 class TransferClosed(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """No copy into the slot's pages is in flight any more."""
+    """Nothing writes into the pages of this slot any more, which has ended before its Adopt."""
 
     slot: int
 
@@ -147,7 +148,7 @@ class Reserved(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """No credit now. Never an error of the request: those are `Failed`."""
+    """No credit now: of pages, or of rows in the batch. Errors of the request are `Failed`."""
 
     slot: int
     num_pages_needed: int
@@ -175,7 +176,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     num_running: int
     num_waiting: int
     num_waiting_tokens: int
-    num_free_pages: int  # free, or cached and evictable, less what is promised
+    num_free_pages: int  # free, or cached and evictable, less what is promised or waited for
     num_pages: int
     num_preemptions: int
 

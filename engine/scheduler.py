@@ -13,7 +13,7 @@ from paceline.engine.allocator import Allocator
 from paceline.engine.batch_state import BatchState
 from paceline.engine.config import EngineConfig
 from paceline.engine.plan import Plan, Scheduled, schedule
-from paceline.engine.sequence import Sequence, Stage
+from paceline.engine.sequence import Sequence, Stage, pages_of
 from paceline.engine.step_time import StepTime
 from paceline.engine.waiting import WaitingQueue
 
@@ -48,14 +48,17 @@ class Scheduler:
         return Plan(decodes, chunks) if decodes or chunks else None
 
     def enqueue(self, sequence: Sequence) -> None:
-        (self.ready if sequence.pages else self.waiting).push(sequence)
+        if sequence.pages:
+            self.ready.push(sequence)
+        else:
+            self.waiting.push(sequence, self._num_pages_needed(sequence))
 
     def preempt(self, sequence: Sequence) -> None:
         """Takes pages and row; what is in flight for it no longer counts."""
         self.drop(sequence)
         self.allocator.release(sequence)
         self.num_preemptions += 1
-        self.waiting.push(sequence)
+        self.enqueue(sequence)
 
     def drop(self, sequence: Sequence, stage: Stage = Stage.ENDED) -> None:
         """Out of batch and queues. Its pages stay as they are."""
@@ -125,18 +128,25 @@ class Scheduler:
     def _grant(self, sequence: Sequence) -> bool:
         """The last token is always computed here: its logits are needed."""
         group = sequence.group
-        num_choices = len(group.choices) if group.leader is sequence else 1
-        credit = 0
-        if not group.prefill_only:
-            credit = self.admission.output_credit(sequence, num_choices)
+        max_hits = (sequence.num_tokens - 1) // PAGE_TOKENS
         before = sequence.num_remaining
-        hits = self.allocator.grant(sequence, (sequence.num_tokens - 1) // PAGE_TOKENS, credit)
+        hits = self.allocator.grant(sequence, max_hits, self._credit(sequence))
         if hits is None:
             return False
         self.waiting.num_tokens -= before - sequence.num_remaining
         if group.num_cached_tokens < 0:
             group.num_cached_tokens = min(hits * PAGE_TOKENS, group.spec.num_prompt_tokens)
         return True
+
+    def _credit(self, sequence: Sequence) -> int:
+        group = sequence.group
+        if group.prefill_only:
+            return 0
+        num_choices = len(group.choices) if group.leader is sequence else 1
+        return self.admission.output_credit(sequence, num_choices)
+
+    def _num_pages_needed(self, sequence: Sequence) -> int:
+        return pages_of(sequence.num_tokens) + self._credit(sequence)
 
 
 def chunk_len(sequence: Sequence, budget: int) -> int:

@@ -41,6 +41,11 @@ class Group:
     num_cached_tokens: int = -1  # -1: not admitted yet
     num_announced: int = 0  # committed blocks, prefill-only
 
+    @property
+    def is_filling(self) -> bool:
+        """A transfer may be writing into its pages."""
+        return self.leader is not None and self.leader.stage is Stage.WAITING_FOR_KV
+
 
 class Sequence:
     """Tokens, the pages of their KV, and how far it is computed."""

@@ -2,7 +2,8 @@
 
 import pytest
 
-from paceline.engine.messages import Cancel, Ended, Release, Reserve, Submit
+from paceline.engine.messages import Cancel, Ended, Release, Reserve, Submit, TransferClosed
+from paceline.engine.page_pool import PageState
 from tests.unit.engine.benches import Bench, alone, bench, prompt, request
 
 
@@ -44,7 +45,7 @@ STATES = [waiting, in_the_middle_of_its_prompt, decoding, held, reserved, planne
 def test_cancel_in_every_state_frees_everything(state: object) -> None:
     b = bench(num_pages=12, max_running=2)
     state(b)  # type: ignore[operator]
-    b.handle(Cancel(1), Cancel(1)).run()
+    b.handle(Cancel(1), Cancel(1), TransferClosed(1)).run()
     assert len(b.of(Ended, 1)) == 1
     b.assert_idle()
     spec = request(prompt(50, 3))
@@ -60,6 +61,9 @@ def test_choices_are_cancelled_one_by_one(state: object) -> None:
     assert 1 in b.engine.groups.live
     b.handle(Cancel(1, choices=(0,)), Cancel(1, choices=(1,))).run()
     assert len(b.of(Ended, 1)) == 1
+    is_filling = state is reserved  # its front may be copying, whoever cancels what
+    assert b.engine.pool.counts[PageState.QUARANTINED] == (2 if is_filling else 0)
+    b.handle(TransferClosed(1)).run()
     b.assert_idle()
 
 

@@ -10,6 +10,7 @@ from paceline.engine.messages import (
     Ended,
     Removed,
     RequestSpec,
+    Reserve,
     Stored,
     Submit,
 )
@@ -188,6 +189,22 @@ def test_vllm_765_too_long_prompts_fail_at_once_with_the_numbers() -> None:
         assert b.failure(slot).code is ErrorCode.CONTEXT_LENGTH_EXCEEDED
         assert f"prompt={length}: at most 127 tokens fit" in b.failure(slot).message
     assert all(len(b.tokens(slot)) == 8 for slot in range(3, 13))
+    b.assert_idle()
+
+
+def test_an_output_that_the_pool_cannot_hold_fails_at_once_with_the_numbers() -> None:
+    b = bench(num_pages=8)
+    b.handle(Submit(1, request(prompt(100), max_tokens=29)))
+    b.handle(Reserve(2, request(prompt(100), max_tokens=200))).run()
+    for slot, max_tokens in ((1, 29), (2, 200)):
+        assert b.failure(slot).code is ErrorCode.CONTEXT_LENGTH_EXCEEDED
+        expected = f"max_tokens={max_tokens}: with 100 prompt tokens that is more than the pool"
+        assert b.failure(slot).message == f"{expected} of 128 tokens holds"
+    b.handle(Submit(3, request(prompt(100), max_tokens=28, ignore_eos=True))).run()
+    assert len(b.tokens(3)) == 28
+    b.handle(Submit(4, request(prompt(100), max_tokens=200), prefill_only=True)).run()
+    assert len(b.tokens(4)) == 1  # decoded elsewhere
+    b.handle(Cancel(4)).run()
     b.assert_idle()
 
 

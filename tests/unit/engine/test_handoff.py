@@ -151,11 +151,54 @@ def test_reserve_is_all_or_nothing() -> None:
     reader.handle(Reserve(2, spec)).run()
     assert reader.of(Refused) == [Refused(2, num_pages_needed=6, num_pages_free=4)]
     assert reader.engine.load().num_free_pages == 4
-    reader.handle(Cancel(1)).run()
+    reader.handle(Cancel(1), TransferClosed(1)).run()
     reader.handle(Reserve(3, spec)).run()
     assert len(reader.of(Reserved, 3)) == 1
-    reader.handle(Cancel(3)).run()
+    reader.handle(Cancel(3), TransferClosed(3)).run()
     reader.assert_idle()
+
+
+def test_a_reservation_leaves_a_preempted_stream_what_it_waits_for() -> None:
+    reader = bench(num_pages=10, output_window_tokens=0)
+    specs = {slot: request(prompt(60, slot), max_tokens=40) for slot in (1, 2)}
+    reader.handle(*(Submit(slot, spec) for slot, spec in specs.items()))
+    while not reader.engine.scheduler.num_preemptions:
+        reader.step()
+    slots = range(3, 9)
+    for slot in slots:  # each would fit beside the stream that runs
+        assert reader.engine.pool.num_available >= 1
+        assert reader.engine.load().num_free_pages == 0
+        reader.handle(Reserve(slot, request(prompt(10, slot)))).step()
+    assert [refused.slot for refused in reader.of(Refused)] == list(slots)
+    urgent = request(prompt(10), priority=-1)
+    reader.handle(Reserve(9, urgent), Cancel(9), TransferClosed(9)).run()
+    assert reader.of(Reserved, 9)
+    assert all(reader.tokens(slot) == alone(spec)[0] for slot, spec in specs.items())
+    reader.assert_idle()
+
+
+def test_rows_are_reserved_with_the_pages() -> None:
+    reader = bench(max_running=2)
+    reader.handle(Submit(1, request(prompt(20), max_tokens=90, n=2))).step()
+    reader.step()
+    for slot in (2, 3):  # one more than there are rows, as pulling takes a while
+        reader.handle(Reserve(slot, request(prompt(30, slot)))).step()
+    assert reader.of(Reserved, 2) and not reader.of(Refused, 2)
+    assert reader.of(Refused, 3) and not reader.of(Reserved, 3)
+    reader.handle(Cancel(1, choices=(1,)), Reserve(4, request(prompt(30, 4)))).step()
+    assert reader.of(Reserved, 4)
+    reader.handle(Cancel(1), Reserve(5, request(prompt(30, 5)))).run()
+    assert reader.of(Reserved, 5)
+
+
+def test_who_waits_for_a_row_comes_before_a_reservation() -> None:
+    reader = bench(max_running=1)
+    specs = {slot: request(prompt(20, slot), max_tokens=20) for slot in (1, 2)}
+    reader.handle(*(Submit(slot, spec) for slot, spec in specs.items())).step()
+    reader.step()
+    reader.handle(Reserve(3, request(prompt(20, 3)))).run()
+    assert reader.of(Refused, 3)
+    assert all(reader.tokens(slot) == alone(spec)[0] for slot, spec in specs.items())
 
 
 def test_promised_output_is_not_given_to_others() -> None:
@@ -184,7 +227,7 @@ def test_waiting_for_kv_holds_no_row() -> None:
 def test_a_cancel_during_a_transfer_keeps_its_pages_until_it_is_closed() -> None:
     reader = bench(num_pages=16)
     reader.handle(Reserve(1, request(prompt(60)))).run()
-    reader.handle(Cancel(1, transfer_open=True)).run()
+    reader.handle(Cancel(1)).run()
     assert reader.of(Ended) == [Ended(1)]
     assert reader.engine.pool.counts[PageState.QUARANTINED] == 4
     assert reader.engine.load().num_free_pages == 12
@@ -221,5 +264,6 @@ def test_commands_for_gone_or_unfit_slots_do_nothing() -> None:
     assert b.tokens(1) == alone(spec)[0]
     b.handle(*late).run()
     b.handle(Reserve(2, spec)).run()
-    b.handle(Pulled(2, -1, [[1]] * 3), Pulled(2, 0, [[]]), Pulled(2, 1, [[5]]), Cancel(2)).run()
+    b.handle(Pulled(2, -1, [[1]] * 3), Pulled(2, 0, [[]]), Pulled(2, 1, [[5]]))
+    b.handle(Cancel(2), TransferClosed(2)).run()
     b.assert_idle()

@@ -5,7 +5,7 @@ import functools
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, given, settings
 
-from paceline.engine.messages import Cancel, Ended, Reserve, Submit
+from paceline.engine.messages import Cancel, Ended, Reserve, Submit, TransferClosed
 from tests.unit.engine.benches import Bench, alone, bench, mock_model, prompt, request
 
 MODEL = mock_model(eos_every=90)
@@ -105,5 +105,5 @@ def test_reserved_pages_are_never_taken_by_preemption() -> None:
         assert b.tokens(slot) == alone(spec)[0]
     assert b.engine.groups.live[1].sequences[0].pages == pages
     assert all(b.engine.pool.pages[page].refs == 1 for page in pages)
-    b.handle(Cancel(1)).run()
+    b.handle(Cancel(1), TransferClosed(1)).run()
     b.assert_idle()
