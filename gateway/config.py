@@ -22,7 +22,12 @@ class GatewayConfig:
     router: tuple[str, ...] = setting(
         ("127.0.0.1:9100",), "Routers (host:port, comma-separated): the first that answers serves."
     )
-    secret: str = setting("", "The deployment's secret: separates tenants' KV.", secret=True)
+    secret: str = setting(
+        "", "The deployment's secret: separates tenants' KV, opens the routers.", secret=True
+    )
+    router_silence_s: float = setting(
+        3.0, "A router not heard of for so long is left for the next; it beats every second."
+    )
     max_body_bytes: int = setting(1 << 20, "Largest request body; a larger one gets 413.")
     max_rendered_chars: int = setting(4 << 20, "Longest text that a chat template may produce.")
     render_timeout_s: float = setting(2.0, "Longest time that a chat template may take.")

@@ -1,7 +1,7 @@
 """The gateway's one stream to a router: many requests on it, told apart by slot.
 
-connect ─ first frame within 3 s ─ attached ─ stream ends ─ every slot fails with Unavailable
-   └───────────── next endpoint, with back-off ───────────────────────┘
+connect ─ first frame ─ attached ─ stream ends or is silent ─ every slot fails with Unavailable
+   └───────────── next endpoint, with back-off ──────────────────────┘
 """
 
 import asyncio
@@ -14,9 +14,12 @@ import grpc
 import structlog
 
 from paceline.core.errors import Overloaded, Unavailable
+from paceline.gateway.config import GatewayConfig
 from paceline.gateway.mailbox import Mailbox
+from paceline.rpc import caller_token
 from paceline.rpc.channel import connect
 from paceline.rpc.convert import error_from_proto
+from paceline.rpc.status import error_of
 from paceline.v1.common_pb2 import TokenRequest
 from paceline.v1.control_pb2 import (
     CancelRequest,
@@ -27,7 +30,6 @@ from paceline.v1.control_pb2 import (
 )
 from paceline.v1.control_pb2_grpc import RouterServiceStub
 
-_ATTACH_TIMEOUT_S = 3.0
 _MIN_BACKOFF_S, _MAX_BACKOFF_S = 0.1, 2.0
 _MAX_OUTBOX = 4096  # submissions not yet written; cancels are bounded by the live slots
 _RETRY_AFTER_S = 1.0
@@ -39,8 +41,10 @@ logger = structlog.stdlib.get_logger("paceline.gateway")
 class RouterClient:
     """Start, submit and cancel, stop. `on_change` is called when models or attachment change."""
 
-    def __init__(self, endpoints: Sequence[str], on_change: Callable[[], None]) -> None:
-        self._endpoints = endpoints
+    def __init__(self, config: GatewayConfig, on_change: Callable[[], None]) -> None:
+        self._endpoints = config.router
+        self._secret = config.secret.encode()
+        self._silence_s = config.router_silence_s
         self._on_change = on_change
         self._slots = itertools.count(1)
         self._mailboxes: dict[int, Mailbox] = {}
@@ -95,34 +99,41 @@ class RouterClient:
     async def _attach(self, endpoint: str) -> bool:
         """Serves one stream until it ends. False if it never began."""
         async with connect(endpoint) as channel:
-            call: _Call = RouterServiceStub(channel).Attach()  # type: ignore[no-untyped-call]
+            token = caller_token.metadata(self._secret)
+            call: _Call = RouterServiceStub(channel).Attach(metadata=token)  # type: ignore[no-untyped-call]
             try:
-                frame = await asyncio.wait_for(call.read(), _ATTACH_TIMEOUT_S)
-                if not isinstance(frame, RouterFrame):
-                    return False
-                await self._serve(endpoint, call, frame)
+                async with asyncio.timeout(self._silence_s) as silence:
+                    await self._serve(endpoint, call, silence)
             except TimeoutError:
                 logger.warning("router_silent", router=endpoint)
             except grpc.aio.AioRpcError as error:
-                logger.info("router_unreachable", router=endpoint, status=error.code().name)
+                why = error_of(error).message
+                logger.info(
+                    "router_unreachable", router=endpoint, status=error.code().name, why=why
+                )
+            except Exception:  # a client that ends here would never find a router again
+                logger.exception("router_client_failed", router=endpoint)
             finally:
                 was_attached = self.is_attached
                 self._detach()
                 call.cancel()
         return was_attached
 
-    async def _serve(self, endpoint: str, call: _Call, first: RouterFrame) -> None:
-        self.is_attached = True
-        self._set_models(first)
-        logger.info("router_attached", router=endpoint)
+    async def _serve(self, endpoint: str, call: _Call, silence: asyncio.Timeout) -> None:
+        clock = asyncio.get_running_loop().time
         writer = asyncio.create_task(self._write(call), name="router-writer")
         try:
             while isinstance(frame := await call.read(), RouterFrame):
+                silence.reschedule(clock() + self._silence_s)
+                if not self.is_attached:
+                    self.is_attached = True
+                    logger.info("router_attached", router=endpoint)
                 self._dispatch(frame)
         finally:
             writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)
-            logger.warning("router_detached", router=endpoint)
+            if self.is_attached:
+                logger.warning("router_detached", router=endpoint)
 
     async def _write(self, call: _Call) -> None:
         """Ends with the call: the reader sees the same end and reports it."""

@@ -24,7 +24,7 @@ class Serving:
         self.config = config
         self.text = TextModel(config)
         self.metrics = GatewayMetrics()
-        self.router = RouterClient(config.router, self._changed)
+        self.router = RouterClient(config, self._changed)
         self.is_draining = False
         self.on_change: Callable[[], None] = lambda: None
         self.num_running = 0
@@ -35,7 +35,7 @@ class Serving:
         if self.is_draining:
             return ["draining"]
         if not self.router.is_attached:
-            return ["no router is reachable: " + ", ".join(self.config.router)]
+            return ["no router is reachable"]
         if self.models():
             return []
         foreign = ", ".join(model.name for model in self._wanted())

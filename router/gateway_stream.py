@@ -8,9 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-import grpc
-
-from paceline.core.errors import InvalidRequest, PacelineError
+from paceline.core.errors import InvalidRequest, Overloaded, PacelineError
 from paceline.router.config import RouterConfig
 from paceline.router.coordinator import Coordinator
 from paceline.router.request import Request
@@ -48,6 +46,12 @@ class GatewayStream:
         self._frame.models_changed = True
         self._ready.set()
 
+    async def beat(self, interval_s: float) -> None:
+        """Lets a frame leave now and then, empty or not: silence means a dead router."""
+        while True:
+            await asyncio.sleep(interval_s)
+            self._ready.set()
+
     async def frames(self) -> AsyncIterator[control_pb2.RouterFrame]:
         while True:
             await self._ready.wait()
@@ -83,16 +87,19 @@ class RouterServicer(control_pb2_grpc.RouterServiceServicer):
     ) -> None:
         stream = GatewayStream(self._models)
         self._streams.add(stream)
+        reader = asyncio.create_task(self._read(request_iterator, stream))
         tasks = [
-            asyncio.create_task(self._read(request_iterator, stream)),
+            reader,
             asyncio.create_task(self._write(stream, context)),
+            asyncio.create_task(stream.beat(self._config.beat_s)),
             asyncio.create_task(stream.overflow.wait()),
         ]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if stream.overflow.is_set():
-                code = grpc.StatusCode.RESOURCE_EXHAUSTED
-                await context.abort(code, "the gateway reads too slowly")
+                raise Overloaded("the gateway reads too slowly", retry_after_s=1)
+            if reader.done():
+                reader.result()  # a bug of ours: let it be seen
         finally:
             self._streams.discard(stream)
             for request in list(stream.requests.values()):

@@ -12,7 +12,8 @@ Retiring a view takes effect at once (its bit leaves the live mask); `sweep` cle
 shard afterwards, and only then is the bit used again.
 """
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator
 
 from paceline.core.keys import INDEX_KEY_BYTES
 
@@ -20,6 +21,9 @@ NUM_SHARDS = 256
 # A 16-byte `bytes` (49 → 64), its place in a dict (37 to 75, as it fills) and a mask that may be an
 # object of its own (32). 113 bytes an entry were measured with shared masks.
 ENTRY_BYTES = 160
+# Blocks of a request that are looked up one by one, and most looked up beyond those, evenly spread.
+# 4096 took 0.7 ms of the event loop; a hole between two of the latter makes the guess a worse one.
+MATCH_EXACT, MATCH_SPREAD = 2048, 2048
 
 View = int  # index of a bit
 
@@ -83,8 +87,8 @@ class PrefixIndex:
         young, old = self._young, self._old
         alive, depth = self._live, 0
         found: dict[View, int] = {}
-        for start in range(0, len(packed) - stride + 1, stride):
-            key = packed[start : start + INDEX_KEY_BYTES]
+        for block in _looked_up(len(packed) // stride):
+            key = packed[block * stride : block * stride + INDEX_KEY_BYTES]
             shard = key[0]
             mask = young[shard].get(key)
             if mask is None:
@@ -94,7 +98,7 @@ class PrefixIndex:
                 alive &= mask
                 if not alive:
                     break
-            depth += 1
+            depth = block + 1
         _record(found, alive, depth)
         return found
 
@@ -122,6 +126,15 @@ class PrefixIndex:
         if mask:
             self._insert(shard, key, mask)
         return mask
+
+
+def _looked_up(num_blocks: int) -> Iterable[int]:
+    """In order, the last of `num_blocks` among them if they are more than can all be looked up."""
+    if num_blocks <= MATCH_EXACT:
+        return range(num_blocks)
+    step = -(-(num_blocks - MATCH_EXACT) // MATCH_SPREAD)
+    spread = range(num_blocks - 1, MATCH_EXACT - 1, -step)
+    return itertools.chain(range(MATCH_EXACT), reversed(spread))
 
 
 def _set(generation: dict[bytes, int], key: bytes, mask: int) -> None:

@@ -1,12 +1,12 @@
 """Process of the router: signals in, exit code out."""
 
 import asyncio
-import importlib
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 import structlog
+import uvloop
 
 from paceline.core import logs
 from paceline.router.config import RouterConfig
@@ -18,18 +18,8 @@ log = structlog.stdlib.get_logger("paceline.router")
 def run(config: RouterConfig) -> int:
     """Serves until SIGTERM or SIGINT, then drains; a second signal ends the drain."""
     logs.configure("router")
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve(config))
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """uvloop comes with uvicorn[standard] on the systems that it supports."""
-    try:
-        uvloop = importlib.import_module("uvloop")
-    except ImportError:
-        return asyncio.new_event_loop
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
 
 
 async def serve(config: RouterConfig) -> int:

@@ -5,16 +5,13 @@ are old news; the tail itself must rise by one. Anything else is a gap, and cost
 snapshot, which replaces its view at once.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from paceline.core.keys import INDEX_KEY_BYTES, KEY_BYTES
 from paceline.router.index import PrefixIndex, View
+from paceline.rpc.redis_schema import MAX_EVENT_KEYS, Field, Kind
 
-MAX_EVENT_BYTES = 1 << 20
-_PIECE = 2048 * INDEX_KEY_BYTES  # keys stored between two turns of the event loop
-
-KINDS = (b"stored", b"removed", b"cleared")
+MAX_EVENT_BYTES = MAX_EVENT_KEYS * INDEX_KEY_BYTES
 
 
 class RefusedRecord(Exception):
@@ -26,23 +23,29 @@ class KvEvent:
     worker_id: str
     incarnation: str
     sequence: int
-    kind: bytes
+    kind: Kind
     keys: bytes
 
 
 def parse_event(fields: dict[bytes, bytes]) -> KvEvent:
     """Checks one entry of the stream, which anyone may have written."""
-    keys, kind = fields.get(b"b", b""), fields.get(b"k")
+    keys = fields.get(_name(Field.KEYS), b"")
     if len(keys) > MAX_EVENT_BYTES:
         raise RefusedRecord("event_size")
-    if kind not in KINDS or len(keys) % INDEX_KEY_BYTES:
+    if len(keys) % INDEX_KEY_BYTES:
         raise RefusedRecord("event_form")
     try:
-        worker_id, incarnation = fields[b"w"].decode(), fields[b"i"].decode()
-        sequence = parse_sequence(fields[b"s"])
-    except (KeyError, UnicodeDecodeError):
+        kind = Kind(fields[_name(Field.KIND)].decode())
+        worker_id = fields[_name(Field.WORKER)].decode()
+        incarnation = fields[_name(Field.INCARNATION)].decode()
+        sequence = parse_sequence(fields[_name(Field.SEQUENCE)])
+    except (KeyError, ValueError):
         raise RefusedRecord("event_form") from None
     return KvEvent(worker_id, incarnation, sequence, kind, keys)
+
+
+def _name(field: Field) -> bytes:
+    return field.encode()
 
 
 def parse_sequence(raw: bytes) -> int:
@@ -68,8 +71,8 @@ class WorkerMirror:
     def view(self) -> View:
         return self._view
 
-    def apply(self, event: KvEvent) -> Iterator[None]:
-        """Takes an event into the view, in pieces."""
+    def apply(self, event: KvEvent) -> None:
+        """Takes an event into the view."""
         if self._tail is not None and event.sequence != self._tail + 1:
             self.needs_snapshot = True
         self._tail = event.sequence
@@ -80,12 +83,13 @@ class WorkerMirror:
             self.needs_snapshot = True
             return
         self.last_sequence = event.sequence
-        if event.kind == b"cleared":
-            self._replace_view()
-        change = self._index.store if event.kind == b"stored" else self._index.remove
-        for start in range(0, len(event.keys), _PIECE):
-            change(self._view, event.keys[start : start + _PIECE])
-            yield
+        match event.kind:
+            case Kind.STORED:
+                self._index.store(self._view, event.keys)
+            case Kind.REMOVED:
+                self._index.remove(self._view, event.keys)
+            case Kind.CLEARED:
+                self._replace_view()
 
     def begin_snapshot(self, sequence: int | None) -> None:
         """Empties the view; `add` fills it. Events up to `sequence` are in what is added."""

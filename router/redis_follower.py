@@ -20,18 +20,18 @@ from paceline.router.mirror import (
     parse_event,
     parse_sequence,
 )
-from paceline.router.redis_reader import MAX_WORKERS, PREFIX, RedisReader
-from paceline.rpc import records
+from paceline.router.redis_reader import MAX_WORKERS, RedisReader
+from paceline.rpc import records, redis_schema
 
 DISCOVER_S = 1.0
 SNAPSHOT_PAUSE_S = 1.0  # between two snapshots of one worker
 BACKOFF_S = (0.1, 1.0)  # first and longest pause after Redis failed
-_WORKER_PREFIX = (PREFIX + "worker:").encode()
+_WORKER_PREFIX = redis_schema.WORKER_PREFIX.encode()
 
 log = structlog.stdlib.get_logger("paceline.router")
 
 
-class Registry:
+class RedisFollower:
     def __init__(
         self,
         reader: RedisReader,
@@ -145,8 +145,8 @@ class Registry:
                 self._metrics.refused.labels(str(refused)).inc()
                 continue
             if mirror_ := self._mirrors.find(event):
-                for _ in mirror_.apply(event):
-                    await asyncio.sleep(0)
+                mirror_.apply(event)
+                await asyncio.sleep(0)
 
     async def _take_snapshot(self, worker_id: str, mirror: WorkerMirror) -> None:
         mirror.snapshot_after = asyncio.get_running_loop().time() + SNAPSHOT_PAUSE_S

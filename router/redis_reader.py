@@ -1,10 +1,5 @@
-"""What the router reads from Redis. Every call is bounded in time, and most in size.
-
-pl:1:worker:<worker id>               WorkerInfo, signed, under a lease
-pl:1:events                           stream of what workers store and remove
-pl:1:keys:<worker id>:<incarnation>   set of 16-byte keys
-pl:1:seq:<worker id>:<incarnation>    number of the last event in that set
-"""
+"""What the router reads from Redis (rpc/redis_schema.py). Every call is bounded in time, and most
+in size."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -16,9 +11,8 @@ from redis.exceptions import ResponseError
 
 from paceline.router.mirror import RefusedRecord
 from paceline.rpc.records import MAX_RECORD_BYTES
+from paceline.rpc.redis_schema import EVENTS, WORKER_PREFIX, keys_name, sequence_name
 
-PREFIX = "pl:1:"
-EVENTS = PREFIX + "events"
 EVENTS_PER_READ = 256
 READ_BLOCK_MS = 500
 MAX_WORKERS = 1024
@@ -51,7 +45,7 @@ class RedisReader:
         found: set[bytes] = set()
         for _ in range(_SCANS_PER_ROUND):
             self._cursor, keys = await self._redis.scan(
-                self._cursor, match=PREFIX + "worker:*", count=_SCAN_COUNT
+                self._cursor, match=WORKER_PREFIX + "*", count=_SCAN_COUNT
             )
             found.update(keys)
             if self._cursor == 0 or len(found) > MAX_WORKERS:
@@ -81,11 +75,11 @@ class RedisReader:
 
     async def sequences(self, workers: list[tuple[str, str]]) -> list[bytes | None]:
         """The raw number of each (worker id, incarnation)."""
-        return await self.values([f"{PREFIX}seq:{w}:{i}".encode() for w, i in workers])
+        return await self.values([sequence_name(w, i).encode() for w, i in workers])
 
     async def members(self, worker_id: str, incarnation: str) -> AsyncIterator[list[bytes]]:
         """The key set in pieces. Raises RefusedRecord when it is no set."""
-        key, cursor = f"{PREFIX}keys:{worker_id}:{incarnation}", 0
+        key, cursor = keys_name(worker_id, incarnation), 0
         while True:
             try:
                 cursor, members = await self._redis.sscan(key, cursor, count=_MEMBERS_PER_SCAN)

@@ -16,8 +16,8 @@ from paceline.router.gateway_stream import RouterServicer
 from paceline.router.index import PrefixIndex
 from paceline.router.metrics import RouterMetrics
 from paceline.router.mirror import MirrorSet
+from paceline.router.redis_follower import RedisFollower
 from paceline.router.redis_reader import RedisReader
-from paceline.router.registry import Registry
 from paceline.rpc import channel
 from paceline.v1 import control_pb2, control_pb2_grpc
 
@@ -40,14 +40,14 @@ class Router:
         self.coordinator = Coordinator(config, self.fleet, self.mirrors, self.metrics)
         self.port = self.probe_port = 0
         self._reader = RedisReader(config.redis_url, config.redis_timeout_s)
-        self.registry = Registry(
+        self.follower = RedisFollower(
             self._reader, self.fleet, self.mirrors, self.metrics, config.secret
         )
         self._probes = ProbeServer(
             config.host, config.probe_port, self.reasons, self.metrics.registry
         )
         self._health: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]
-        self._server = channel.make_server()
+        self._server = channel.make_server(config.secret.encode())
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -67,7 +67,7 @@ class Router:
             raise ConfigError("port", self.config.port, reason) from None
         self.probe_port = await self._probes.start()
         await self._server.start()
-        work = (self.registry.run(), self._tick(), self._keep_house())
+        work = (self.follower.run(), self._tick(), self._keep_house())
         self._tasks = [asyncio.create_task(part) for part in work]
         log.info("listening", port=self.port, probe_port=self.probe_port)
 

@@ -15,7 +15,7 @@ import structlog
 from paceline.core.errors import PacelineError
 from paceline.router.config import RouterConfig
 from paceline.router.worker_session import WorkerSession
-from paceline.rpc import channel, records
+from paceline.rpc import caller_token, channel, records
 from paceline.v1 import worker_pb2, worker_pb2_grpc
 
 CHECK_S = 0.1
@@ -81,7 +81,7 @@ class WorkerLink:
         reason = "closed"
         async with channel.connect(self.endpoint) as connection:
             stub = worker_pb2_grpc.WorkerServiceStub(connection)  # type: ignore[no-untyped-call]
-            call = stub.Attach()
+            call = stub.Attach(metadata=caller_token.metadata(self._secret))
             try:
                 self.session = await self._identify(call)
                 self._owner.session_up(self.session)

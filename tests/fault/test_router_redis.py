@@ -162,12 +162,12 @@ async def test_litellm_35273_a_paused_redis_slows_nobody(store: RedisServer) -> 
         async with _traffic(await bench.client()) as taken:
             store.pause()
             try:
-                await until(lambda: not bench.router.registry.is_up)
+                await until(lambda: not bench.router.follower.is_up)
                 await asyncio.sleep(3)  # longer than the lease
             finally:
                 store.resume()
             assert _blocks(bench, worker) == 5
-            await until(lambda: bench.router.registry.is_up)
+            await until(lambda: bench.router.follower.is_up)
             await publisher.publish("stored", _KEYS[5:])
             await until(lambda: _blocks(bench, worker) == 10)
         assert len(taken) > 15 and sorted(taken)[len(taken) * 9 // 10] < 0.25
@@ -183,10 +183,10 @@ async def test_a_redis_that_dies_and_comes_back_empty(store: RedisServer) -> Non
             await bench.redis.flushall()
             await asyncio.sleep(0.3)
             store.kill()
-            await until(lambda: not bench.router.registry.is_up)
+            await until(lambda: not bench.router.follower.is_up)
             await asyncio.sleep(0.5)
             store.restart()
-            await until(lambda: bench.router.registry.is_up)
+            await until(lambda: bench.router.follower.is_up)
             newcomer = await bench.add("d1")
             await Publisher(bench, newcomer).publish("stored", _KEYS[:3])
             await until(lambda: _blocks(bench, newcomer) == 3)
@@ -198,7 +198,7 @@ async def test_a_router_without_redis_says_so_and_starts(store: RedisServer) -> 
     async with router_bench(store, redis_timeout_s=0.3) as bench:
         store.kill()
         await asyncio.sleep(0.3)
-        assert bench.router.registry.is_up is False
+        assert bench.router.follower.is_up is False
         assert bench.router.reasons() == ["no decode worker is connected"]
         store.restart()
         await bench.add("d0")
@@ -226,7 +226,7 @@ async def test_lazyllm_1154_records_of_strangers_are_refused(store: RedisServer)
         for name, value in junk.items():
             await bench.redis.set(f"pl:1:worker:{name}", value)
         await bench.redis.lpush("pl:1:worker:d5", "a list")
-        await bench.router.registry.discover()
+        await bench.router.follower.discover()
         assert _refused(bench)["record"] >= 4 and _refused(bench)["record_key"] >= 1
         assert set(bench.router.fleet.links) == {"d0"}
         (await (await bench.client()).generate()).check(8)
@@ -284,7 +284,7 @@ async def test_workers_without_a_lease_stay_while_their_stream_lives(store: Redi
         worker = await bench.add("d0")
         bench.workers.clear()
         await bench.redis.delete("pl:1:worker:d0")
-        await bench.router.registry.discover()
+        await bench.router.follower.discover()
         (await (await bench.client()).generate()).check(8)
         await worker.die()
         await until(lambda: "d0" not in bench.router.fleet.links)

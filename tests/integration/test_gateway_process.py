@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.fake_router_service import FakeRouter, bytes_reply
+from tests.support.fake_router_service import SECRET, FakeRouter, bytes_reply
 from tests.support.gateway_client import raw_request, request_bytes, until
 from tests.support.gateway_deployment import model_info
 from tests.support.mock_model import write_mock_model
@@ -40,7 +40,7 @@ async def gateway(tmp_path: Path) -> AsyncIterator[GatewayProcess]:
         "-c",
         _COMMAND,
         *arguments,
-        env={**os.environ, "PACELINE_GATEWAY_SECRET": "s" * 16},
+        env={**os.environ, "PACELINE_GATEWAY_SECRET": SECRET},
         stderr=asyncio.subprocess.PIPE,
     )
     log: list[str] = []

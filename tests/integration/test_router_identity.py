@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 
+import grpc
 import pytest
 
 from paceline.core.keys import chain_keys, root_key, tenant_salt
 from paceline.v1 import common_pb2
 from tests.support.fake_worker import DIGEST, SECRET
 from tests.support.redis_server import RedisServer, redis_server
-from tests.support.router_bench import router_bench, until
+from tests.support.router_bench import Client, router_bench, until
 
 _OTHER = "ef" * 32
 
@@ -58,6 +59,15 @@ async def test_a_key_root_under_another_secret_is_refused(store: RedisServer) ->
         assert answer.error.code == common_pb2.ERROR_CODE_UNAVAILABLE
 
 
+async def test_a_gateway_without_the_secret_is_turned_away(store: RedisServer) -> None:
+    async with router_bench(store) as bench:
+        decode = await bench.add("d0")
+        stranger = Client(bench.router.port, secret="another secret of 16 bytes")
+        assert await stranger.call.code() is grpc.StatusCode.UNAUTHENTICATED
+        await stranger.close()
+        assert stranger.num_frames == 0 and decode.commands("run") == []
+
+
 async def test_another_worker_at_a_known_address_gets_no_work(store: RedisServer) -> None:
     async with router_bench(store) as bench:
         worker = await bench.add("d0")
@@ -68,7 +78,7 @@ async def test_another_worker_at_a_known_address_gets_no_work(store: RedisServer
         worker.worker_id = "d9"  # the same port, somebody else
         await worker.start()
         await bench.redis.set(key, record)
-        await bench.router.registry.discover()
+        await bench.router.follower.discover()
         client = await bench.client()
         answer = await client.generate(budget_ms=700)
         assert answer.error is not None

@@ -72,9 +72,9 @@ def _wait_for_live(port: int) -> None:
 def test_a_part_that_breaks_ends_the_process_with_1() -> None:
     broken = _MAIN.replace(
         "config = parse",
-        "from paceline.router.registry import Registry\n"
+        "from paceline.router.redis_follower import RedisFollower\n"
         "async def discover(self): raise KeyError('a bug')\n"
-        "Registry.discover = discover\n"
+        "RedisFollower.discover = discover\n"
         "config = parse",
     )
     arguments = ["--probe-port=0", "--port=0", "--redis-url=redis://127.0.0.1:1"]

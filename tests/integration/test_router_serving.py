@@ -85,6 +85,13 @@ async def test_a_ticket_lives_as_long_as_its_request_and_a_margin(store: RedisSe
         assert 25 < ticket.expires_unix_ms / 1000 - time.time() <= 30
 
 
+async def test_a_router_with_nothing_to_say_beats(store: RedisServer) -> None:
+    async with router_bench(store, beat_s=0.1) as bench:
+        client = await bench.client()
+        num_frames = client.num_frames
+        await until(lambda: client.num_frames >= num_frames + 3, 2)
+
+
 async def test_models_come_first_and_again_when_they_change(store: RedisServer) -> None:
     async with router_bench(store) as bench:
         client = await bench.client()

@@ -17,6 +17,7 @@ from paceline.v1.control_pb2_grpc import (
     add_RouterServiceServicer_to_server,
 )
 
+SECRET = "a secret of the tests"
 UNFINISHED = common_pb2.FINISH_REASON_UNSPECIFIED
 LENGTH = common_pb2.FINISH_REASON_LENGTH
 STOP = common_pb2.FINISH_REASON_STOP
@@ -60,12 +61,13 @@ class FakeRouter(RouterServiceServicer):
         self.reply: Callable[[TokenRequest], Reply] = lambda request: bytes_reply(b"Hello")
         self.submissions: list[Submission] = []
         self.endpoint = ""
+        self.is_silent = False  # sends nothing, not even beats
         self._server: grpc.aio.Server | None = None
         self._outboxes: set[asyncio.Queue[RouterFrame]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, port: int = 0) -> None:
-        self._server = make_server()
+        self._server = make_server(SECRET.encode())
         add_RouterServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         self.endpoint = f"127.0.0.1:{self._server.add_insecure_port(f'127.0.0.1:{port}')}"
         await self._server.start()
@@ -89,12 +91,14 @@ class FakeRouter(RouterServiceServicer):
         outbox: asyncio.Queue[RouterFrame] = asyncio.Queue()
         outbox.put_nowait(RouterFrame(models=self.models, models_changed=True))
         self._outboxes.add(outbox)
-        reader = self._spawn(self._read(request_iterator, outbox))
+        tasks = self._spawn(self._read(request_iterator, outbox)), self._spawn(_beat(outbox))
         try:
-            while True:
-                yield await outbox.get()
+            while frame := await outbox.get():
+                if not self.is_silent:
+                    yield frame
         finally:
-            reader.cancel()
+            for task in tasks:
+                task.cancel()
             self._outboxes.discard(outbox)
 
     async def _read(
@@ -141,6 +145,12 @@ class FakeRouter(RouterServiceServicer):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+async def _beat(outbox: "asyncio.Queue[RouterFrame]") -> None:
+    while True:
+        await asyncio.sleep(0.2)
+        outbox.put_nowait(RouterFrame())
 
 
 def _emission(

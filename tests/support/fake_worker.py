@@ -98,7 +98,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
 
     async def start(self) -> None:
         """Listens, at the same port as before, under a new incarnation."""
-        self._server = channel.make_server()
+        self._server = channel.make_server(SECRET.encode())
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, self._server)
         self._port = self._server.add_insecure_port(f"127.0.0.1:{self._port}")
         self.info = worker_pb2.WorkerInfo(

@@ -14,10 +14,9 @@ from paceline.core.serving_digest import serving_digest
 from paceline.gateway.config import GatewayConfig
 from paceline.gateway.main import GatewayServer
 from paceline.v1.control_pb2 import ModelInfo
-from tests.support.fake_router_service import FakeRouter
+from tests.support.fake_router_service import SECRET, FakeRouter
 from tests.support.gateway_client import until
 
-SECRET = "a secret of the tests"
 CONTEXT_LENGTH = 256
 
 
@@ -78,5 +77,5 @@ async def running(model_dir: Path, **settings: Any) -> AsyncIterator[Deployment]
 
 
 def gateway_config(model_dir: Path, *routers: str, **settings: Any) -> GatewayConfig:
-    settings = {"port": 0, "grpc_port": 0, "drain_timeout_s": 1.0, **settings}
-    return GatewayConfig(model=model_dir, router=routers, secret=SECRET, **settings)
+    settings = {"port": 0, "grpc_port": 0, "drain_timeout_s": 1.0, "secret": SECRET, **settings}
+    return GatewayConfig(model=model_dir, router=routers, **settings)

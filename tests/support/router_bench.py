@@ -12,7 +12,7 @@ import redis.asyncio
 from paceline.core.keys import chain_keys, root_key, tenant_salt
 from paceline.router.config import RouterConfig
 from paceline.router.service import Router
-from paceline.rpc import channel
+from paceline.rpc import caller_token, channel
 from paceline.v1 import common_pb2, control_pb2, control_pb2_grpc, worker_pb2
 from tests.support.fake_worker import DIGEST, MODEL, SECRET, Cluster, FakeWorker, tokens_of
 from tests.support.redis_server import RedisServer
@@ -65,9 +65,10 @@ class Answer:
 class Client:
     """A gateway's stream."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, secret: str = SECRET) -> None:
         self._channel = channel.connect(f"127.0.0.1:{port}")
-        self.call = control_pb2_grpc.RouterServiceStub(self._channel).Attach()
+        token = caller_token.metadata(secret.encode())
+        self.call = control_pb2_grpc.RouterServiceStub(self._channel).Attach(metadata=token)
         self.answers: dict[int, Answer] = {}
         self.models: list[control_pb2.ModelInfo] = []
         self.num_frames = 0
@@ -161,7 +162,7 @@ class Bench:
             setattr(worker, name, value)
         await worker.start()
         await self.register(worker)
-        await self.router.registry.discover()
+        await self.router.follower.discover()
         await self.up(worker)
         return worker
 

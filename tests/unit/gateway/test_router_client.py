@@ -47,6 +47,53 @@ async def test_the_next_router_serves_when_the_first_is_gone(model_dir: Path) ->
     await routers[1].stop()
 
 
+async def test_a_router_that_hangs_is_left_though_its_stream_stands(model_dir: Path) -> None:
+    async with running(model_dir, router_silence_s=0.5) as deployment:
+        router = deployment.router
+        router.reply = lambda request: Reply([[97]] * 1000, interval_s=0.01, is_endless=True)
+        stream = asyncio.create_task(deployment.chat(stream=True))
+        await until(lambda: len(router.submissions) == 1)
+        await asyncio.sleep(0.7)
+        assert not stream.done(), "beats and tokens keep it"
+        router.is_silent = True
+        assert sse_events((await stream).text)[-2]["error"]["code"] == "unavailable"
+        answer = await deployment.http.get("/readyz")
+        assert (answer.status_code, answer.text) == (503, "no router is reachable\n")
+        router.is_silent = False
+        await until(lambda: not deployment.gateway.serving.reasons())
+
+
+async def test_a_failure_of_ours_costs_the_stream_and_not_the_search_for_routers(
+    model_dir: Path,
+) -> None:
+    async with running(model_dir) as deployment:
+        broken = iter([ValueError("a bug"), ValueError("another")])
+
+        def change() -> None:
+            if (bug := next(broken, None)) is not None:
+                raise bug
+
+        deployment.gateway.serving.on_change = change
+        deployment.router.set_models([])
+        await until(lambda: next(broken, None) is None)
+        await until(lambda: deployment.gateway.serving.router.is_attached)
+        deployment.router.set_models([model_info(model_dir)])
+        await until(lambda: not deployment.gateway.serving.reasons())
+
+
+async def test_another_secret_opens_no_router(model_dir: Path) -> None:
+    async with running(model_dir) as deployment:
+        config = gateway_config(
+            model_dir, deployment.router.endpoint, secret="another secret of 16 bytes"
+        )
+        stranger = GatewayServer(config)
+        await stranger.start()
+        await asyncio.sleep(0.3)
+        assert stranger.serving.reasons() == ["no router is reachable"]
+        await stranger.drain()
+        await stranger.stop()
+
+
 async def test_another_tokenizer_at_the_workers_means_not_ready(model_dir: Path) -> None:
     async with running(model_dir) as deployment:
         deployment.router.set_models([model_info(model_dir, serving_digest="00" * 32)])

@@ -140,3 +140,22 @@ def test_a_lookup_of_512_keys_on_3_workers_takes_a_fraction_of_a_millisecond() -
         index.match(keys, 32)
         times.append(time.perf_counter() - started)
     assert min(times) < 0.2e-3
+
+
+def test_the_longest_prompts_cost_no_more_and_are_found_whole_or_almost_to_their_end() -> None:
+    index = _index(1_000_000)
+    num_blocks = 65_536  # a million tokens
+    keys = random.Random(0).randbytes(16 * num_blocks)
+    depths = [num_blocks, 50_000, 2_100, 100]
+    views = [index.open() for _ in depths]
+    for view, depth in zip(views, depths, strict=True):
+        index.store(view, keys[: 16 * depth])
+    times = []
+    for _ in range(20):
+        started = time.perf_counter()
+        found = index.match(keys, 16)
+        times.append(time.perf_counter() - started)
+    assert min(times) < 2e-3, "0.7 ms on a quiet machine"
+    assert found[views[0]] == num_blocks and found[views[3]] == 100
+    for view, depth in zip(views, depths, strict=True):
+        assert depth - 32 < found[view] <= depth
