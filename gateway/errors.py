@@ -1,15 +1,11 @@
-"""The one place where errors become OpenAI bodies, HTTP statuses and gRPC statuses."""
+"""The one place where errors become HTTP statuses and OpenAI bodies."""
 
 from dataclasses import dataclass, field
-from typing import NoReturn
 
-import grpc
 import orjson
 
 from paceline.core.errors import ErrorCode, InvalidRequest, PacelineError
-from paceline.rpc.convert import error_to_proto
 
-ERROR_TRAILER = "paceline-error-bin"
 CLIENT_CLOSED_REQUEST = 499
 _DEFAULT_RETRY_AFTER_S = 1
 
@@ -23,17 +19,6 @@ _HTTP_STATUS = {
     ErrorCode.CANCELLED: CLIENT_CLOSED_REQUEST,
     ErrorCode.KV_UNAVAILABLE: 503,
     ErrorCode.INCOMPATIBLE_PEER: 503,
-}
-_GRPC_STATUS = {
-    ErrorCode.INVALID_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
-    ErrorCode.CONTEXT_LENGTH_EXCEEDED: grpc.StatusCode.INVALID_ARGUMENT,
-    ErrorCode.MODEL_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
-    ErrorCode.OVERLOADED: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    ErrorCode.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
-    ErrorCode.DEADLINE_EXCEEDED: grpc.StatusCode.DEADLINE_EXCEEDED,
-    ErrorCode.CANCELLED: grpc.StatusCode.CANCELLED,
-    ErrorCode.KV_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
-    ErrorCode.INCOMPATIBLE_PEER: grpc.StatusCode.UNAVAILABLE,
 }
 _TYPES = {429: "rate_limit_error", 503: "service_unavailable_error", 504: "timeout_error"}
 
@@ -83,11 +68,3 @@ def body_of(status: int, message: str, param: str | None, code: str) -> bytes:
     kind = _TYPES.get(status, default)
     content = {"message": message, "type": kind, "param": param, "code": code}
     return orjson.dumps({"error": content})
-
-
-async def abort(context: "grpc.aio.ServicerContext", error: PacelineError) -> NoReturn:  # type: ignore[type-arg]
-    """Ends a call with the status; the trailer carries a serialized v1.Error."""
-    status = _GRPC_STATUS.get(error.code, grpc.StatusCode.INTERNAL)
-    details = error_to_proto(error).SerializeToString()
-    await context.abort(status, error.message, ((ERROR_TRAILER, details),))
-    raise AssertionError("abort raises")

@@ -4,12 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import grpc
-import structlog
 
-from paceline.core.errors import EngineFailure, InvalidRequest, PacelineError
+from paceline.core.errors import ErrorCode, InvalidRequest, PacelineError
 from paceline.gateway.choice import Choice, Delta
 from paceline.gateway.completions import completion_prompt, fit_completion
-from paceline.gateway.errors import abort
 from paceline.gateway.generation import Generation
 from paceline.gateway.jobs import Job
 from paceline.gateway.sampling_intake import (
@@ -25,7 +23,6 @@ from paceline.v1.generate_pb2 import GenerateRequest, GenerateResponse
 from paceline.v1.generate_pb2_grpc import GenerateServiceServicer
 
 _Context = grpc.aio.ServicerContext[GenerateRequest, GenerateResponse]
-logger = structlog.stdlib.get_logger("paceline.gateway")
 
 
 class GenerateService(GenerateServiceServicer):
@@ -41,12 +38,10 @@ class GenerateService(GenerateServiceServicer):
             with self._serving.admitted():
                 async for response in self._generate(request, context):
                     yield response
-        except PacelineError as error:
-            self._serving.metrics.errors.labels(error.code.value).inc()
-            await abort(context, error)
-        except Exception:  # the edge of the process: the caller gets no traceback
-            logger.exception("request_failed")
-            await abort(context, EngineFailure("internal error"))
+        except Exception as failure:  # to be counted; what becomes of it is said in rpc/edge.py
+            code = failure.code if isinstance(failure, PacelineError) else ErrorCode.INTERNAL
+            self._serving.metrics.errors.labels(code.value).inc()
+            raise
 
     async def _generate(
         self, request: GenerateRequest, context: _Context

@@ -19,7 +19,7 @@ class GrpcServer:
 
     def __init__(self, serving: Serving, config: GatewayConfig) -> None:
         self._config = config
-        self._server = make_server()
+        self._server = make_server(max_request_bytes=config.max_body_bytes)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         add_GenerateServiceServicer_to_server(  # type: ignore[no-untyped-call]
             GenerateService(serving), self._server

@@ -38,11 +38,14 @@ def connect_blocking(endpoint: str) -> grpc.Channel:
     return grpc.insecure_channel(endpoint, options=_OPTIONS)
 
 
-def make_server(secret: bytes | None = None) -> grpc.aio.Server:
+def make_server(
+    secret: bytes | None = None, max_request_bytes: int = MAX_MESSAGE_BYTES
+) -> grpc.aio.Server:
     """A server whose servicers may raise any PacelineError. With a `secret`, callers must show
     that they know it (rpc/caller_token.py); without one it is public."""
+    options = dict(_SERVER_OPTIONS) | {"grpc.max_receive_message_length": max_request_bytes}
     return grpc.aio.server(
         interceptors=(Edge(secret),),
-        options=_SERVER_OPTIONS,
+        options=list(options.items()),
         maximum_concurrent_rpcs=MAX_CALLS,
     )

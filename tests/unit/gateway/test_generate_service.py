@@ -87,6 +87,28 @@ async def test_vllm_7632_bad_requests_are_refused_as_over_http(
     assert not deployment.router.submissions
 
 
+async def test_a_request_has_the_same_bound_as_over_http(stub: Any, deployment: Deployment) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await responses(stub, text="x" * (deployment.gateway.serving.config.max_body_bytes + 1))
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert not deployment.router.submissions
+
+
+async def test_an_unexpected_failure_is_counted_and_shows_no_internals(
+    stub: Any, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(text: str) -> list[int]:
+        raise RuntimeError("/secret/path")
+
+    monkeypatch.setattr(deployment.gateway.serving.text, "encode", broken)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await responses(stub)
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    assert caught.value.details() == trailer(caught.value).message == "internal error"
+    metrics = (await deployment.http.get("/metrics")).text
+    assert 'paceline_gateway_errors_total{code="internal"}' in metrics
+
+
 async def test_an_error_in_mid_stream_is_a_status(stub: Any, deployment: Deployment) -> None:
     error = common_pb2.Error(code=common_pb2.ERROR_CODE_UNAVAILABLE, message="gone")
     deployment.router.reply = lambda request: bytes_reply(b"abc", error=error)
