@@ -119,6 +119,20 @@ def test_the_rank_of_a_decode_worker_is_killed(
     assert num_replans(cluster) > before
 
 
+def test_the_rank_of_a_decode_worker_is_stopped(
+    cluster: Cluster, model: Path, expected: list[list[int]]
+) -> None:
+    """Its front beats on, so only the missing steps tell: streams move before it wakes up."""
+    (rank,) = psutil.Process(pid_of(cluster, "decode-1")).children()
+    before = num_replans(cluster)
+    try:
+        answers = disturbed(cluster, model, 0.6, lambda _: os.kill(rank.pid, signal.SIGSTOP))
+    finally:
+        os.kill(rank.pid, signal.SIGCONT)
+    check(answers, expected)
+    assert num_replans(cluster) > before
+
+
 def test_redis_freezes(cluster: Cluster, model: Path, expected: list[list[int]]) -> None:
     """Streams go on, and requests that come while it is frozen are served."""
     try:
