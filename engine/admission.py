@@ -22,7 +22,7 @@ class Admission:
 
     @property
     def max_length(self) -> int:
-        """Tokens that a sequence can have: what the model and the whole pool hold."""
+        """Tokens that a sequence can have, by the model's context and by what the pool holds."""
         return min(self.context_length, self.num_pages * PAGE_TOKENS)
 
     def admit(self, slot: int, spec: RequestSpec, arrival: int, prefill_only: bool) -> Group:

@@ -3,22 +3,16 @@
 import asyncio
 from collections.abc import Callable
 
-from paceline.core.errors import (
-    DeadlineExceeded,
-    InvalidRequest,
-    KvUnavailable,
-    PacelineError,
-    Unavailable,
-)
+from paceline.core.errors import DeadlineExceeded, KvUnavailable, PacelineError, Unavailable
 from paceline.core.kv_layout import PAGE_TOKENS
 from paceline.engine import messages
-from paceline.rpc import tickets
 from paceline.v1 import common_pb2, worker_pb2
 from paceline.worker.adoption import Adoption
 from paceline.worker.requests import to_spec
 from paceline.worker.router_stream import RouterStream
 from paceline.worker.session import Session
 from paceline.worker.slots import SlotState
+from paceline.worker.ticket_check import check_ticket
 
 Action = Callable[[Session, RouterStream, worker_pb2.WorkerCommand], None]
 
@@ -41,6 +35,7 @@ def reserve(session: Session, stream: RouterStream, command: worker_pb2.WorkerCo
         stream.add_ended(message.slot)
         return
     slot = open_slot(session, stream, message.slot, message.request)
+    slot.is_reservation = True
     hold_ms = min(message.hold_ms or MAX_HOLD_MS, MAX_HOLD_MS)
     error = KvUnavailable("the reservation was not adopted in time")
     slot.hold = asyncio.get_running_loop().call_later(hold_ms / 1000, session.end, slot, error)
@@ -50,7 +45,7 @@ def reserve(session: Session, stream: RouterStream, command: worker_pb2.WorkerCo
 def prefill(session: Session, stream: RouterStream, command: worker_pb2.WorkerCommand) -> None:
     """Compute the prompt's KV and hold it for the ticket's reader."""
     message = command.prefill
-    check_ticket(session, message.ticket, source_is_here=True)
+    check_ticket(session.info, session.secret, message.ticket, source_is_here=True)
     if message.ticket.request_id != message.request.request_id:
         raise KvUnavailable("the ticket names another request")
     slot = open_slot(session, stream, message.slot, message.request)
@@ -70,7 +65,7 @@ def adopt(session: Session, stream: RouterStream, command: worker_pb2.WorkerComm
         return  # its end is on the way to the router
     if slot.reserved is None or slot.adoption is not None:
         raise KvUnavailable("the slot holds no reservation to adopt")
-    check_ticket(session, message.ticket, source_is_here=False)
+    check_ticket(session.info, session.secret, message.ticket, source_is_here=False)
     if slot.hold is not None:
         slot.hold.cancel()
     slot.adoption = Adoption(session, slot, message.ticket, message.source_endpoint)
@@ -81,21 +76,21 @@ def cancel(session: Session, stream: RouterStream, command: worker_pb2.WorkerCom
     slot = stream.slots.get(command.cancel.slot)
     if slot is None or slot.ending:
         return
-    choices = tuple(c for c in command.cancel.choices if c in slot.request.choices)
-    if not command.cancel.choices or set(choices) == set(slot.request.choices):
+    named = set(command.cancel.choices) or slot.wanted
+    dropped = slot.wanted & named
+    slot.wanted -= dropped
+    if not slot.wanted:
         session.end(slot)
-    elif choices:
-        session.send(messages.Cancel(slot.number, choices))
+    elif dropped:
+        session.send(messages.Cancel(slot.number, tuple(dropped)))
 
 
 def revoke(session: Session, stream: RouterStream, command: worker_pb2.WorkerCommand) -> None:
     """Releases all that a ticket holds here, at once."""
-    handoff = session.handoffs.get((command.revoke.request_id, command.revoke.attempt))
-    if handoff is None:
-        return
-    for lease_id in handoff.lease_ids:
-        session.unpin(session.leases.release(lease_id))
-    slot = session.slots.get(handoff.slot_number)
+    key = (command.revoke.request_id, command.revoke.attempt)
+    session.unpin(session.leases.revoke(key))
+    handoff = session.handoffs.get(key)
+    slot = session.slots.get(handoff.slot_number) if handoff is not None else None
     if slot is not None:
         session.end(slot)
 
@@ -118,23 +113,3 @@ def open_slot(
         loop = asyncio.get_running_loop()
         slot.deadline = loop.call_later(request.budget_ms / 1000, session.end, slot, error)
     return slot
-
-
-def check_ticket(session: Session, ticket: common_pb2.Ticket, *, source_is_here: bool) -> None:
-    """Raises KvUnavailable unless it is genuine and names this worker on the right side.
-
-    Never InvalidRequest: routers mint tickets, so a wrong one is not the caller's fault.
-    """
-    info = session.info
-    mine = (info.worker_id, info.incarnation)
-    secret = session.config.secret.encode()
-    try:
-        tickets.check(ticket, secret, incarnation=ticket.source_incarnation)
-    except InvalidRequest as error:
-        raise KvUnavailable(error.message, field=error.field) from None
-    side = "source" if source_is_here else "reader"
-    named = (getattr(ticket, f"{side}_worker"), getattr(ticket, f"{side}_incarnation"))
-    if named != mine:
-        raise KvUnavailable(f"the ticket's {side} is another worker or incarnation")
-    if ticket.content_digest != info.content_digest:
-        raise KvUnavailable("the ticket is for KV of another model")

@@ -3,8 +3,9 @@
     Progress ─ committed range → Pin → copy and verify (thread) → Pulled → Unpin
              └ record          → Pin rest and tail → copy → Pulled, Adopt → Unpin with the ticket
 
-A failure at any point ends the slot with KvUnavailable: the router plans again, and what was
-pulled stays in the prefix cache. A copy in flight is waited for, whoever ends the slot.
+A failure at any point ends the slot: with IncompatiblePeer if this worker can never read from that
+source, Overloaded if the source's pins were taken, else KvUnavailable. The router plans again; what
+was pulled stays in the prefix cache. A copy in flight is waited for, whoever ends the slot.
 """
 
 import asyncio
@@ -14,7 +15,14 @@ from typing import TYPE_CHECKING
 import grpc
 import structlog
 
-from paceline.core.errors import EngineFailure, KvUnavailable, PacelineError, PeerGone
+from paceline.core.errors import (
+    EngineFailure,
+    IncompatiblePeer,
+    KvUnavailable,
+    Overloaded,
+    PacelineError,
+    PeerGone,
+)
 from paceline.core.ids import BlockKey
 from paceline.core.keys import chain_keys
 from paceline.core.kv_layout import PAGE_TOKENS
@@ -84,16 +92,22 @@ class Adoption:
                 self._session.send(messages.TransferClosed(self._slot.number))
 
     def _fail(self, error: PacelineError) -> None:
-        if not self._abort.is_set():
-            self._session.metrics.failures.inc()
-            self._session.end(self._slot, KvUnavailable(f"hand-off: {error.message}"))
+        if self._abort.is_set():
+            return
+        self._session.metrics.failures.inc()
+        if not isinstance(error, IncompatiblePeer | Overloaded):
+            error = KvUnavailable(f"hand-off: {error.message}")
+        self._session.end(self._slot, error)
 
     async def _follow(self) -> None:
         request = self._slot.request
         hashing = asyncio.to_thread(chain_keys, request.root_key, request.token_ids)
         connecting = self._session.peers.get(self._ticket, self._endpoint)
         keys, peer = await asyncio.gather(hashing, connecting)
-        self._puller = RangePuller(self._session, peer, self._reserved, self._ticket, self._abort)
+        num_tail_tokens = len(request.token_ids) % PAGE_TOKENS
+        self._puller = RangePuller(
+            self._session, peer, self._reserved, self._ticket, num_tail_tokens, self._abort
+        )
         try:
             record = await self._follow_progress(peer, keys)
             await self._complete(peer, keys, record)
@@ -102,7 +116,7 @@ class Adoption:
             raise
 
     async def _follow_progress(self, peer: Peer, keys: list[BlockKey]) -> kv_pb2.HandoffRecord:
-        call = peer.stub.Progress(kv_pb2.ProgressRequest(ticket=self._ticket))
+        call = peer.progress(self._ticket)
         try:
             async for event in call:
                 if event.HasField("error"):
@@ -133,13 +147,12 @@ class Adoption:
         self, peer: Peer, keys: list[BlockKey], record: kv_pb2.HandoffRecord
     ) -> None:
         first_tokens = self._checked(record)
-        if any(first.finish is None for first in first_tokens):
+        if any(f.finish is None for f in first_tokens if f.choice in self._slot.wanted):
             has_tail = len(self._slot.request.token_ids) % PAGE_TOKENS > 0
             await self._pull_to(len(keys), keys, with_tail=has_tail)
-            self._session.send(messages.Adopt(self._slot.number, first_tokens))
-        else:
-            self._session.send(messages.Cancel(self._slot.number))  # nothing is left to decode
-        self._session.background(peer.unpin, kv_pb2.UnpinRequest(ticket=self._ticket))
+        self._session.send(messages.Adopt(self._slot.number, first_tokens))
+        complete = kv_pb2.UnpinRequest(ticket=self._ticket, complete=True)
+        self._session.background(peer.unpin, complete)
 
     def _checked(self, record: kv_pb2.HandoffRecord) -> list[messages.FirstToken]:
         """Raises KvUnavailable for a record that does not fit the request reserved here."""
@@ -154,8 +167,9 @@ class Adoption:
             messages.FirstToken(item.choice, item.token_id, finish_from_proto(item.finish))
             for item in record.first_tokens
         ]
-        choices = sorted(first.choice for first in first_tokens)
-        if choices != sorted(request.choices):
+        choices = {first.choice for first in first_tokens}  # less those cancelled meanwhile
+        unique = len(choices) == len(first_tokens)
+        if not (unique and self._slot.wanted <= choices <= set(request.choices)):
             raise KvUnavailable("the source's first tokens are not those of the choices asked for")
         if any(first.token_id >= self._session.info.vocab_size for first in first_tokens):
             raise KvUnavailable("a first token is outside the vocabulary")

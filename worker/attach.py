@@ -9,7 +9,6 @@ import grpc
 import structlog
 
 from paceline.core.errors import EngineFailure, InvalidRequest, PacelineError, Unavailable
-from paceline.rpc.status import abort
 from paceline.v1 import worker_pb2, worker_pb2_grpc
 from paceline.worker import actions
 from paceline.worker.actions import Action
@@ -35,10 +34,7 @@ class AttachServicer(worker_pb2_grpc.WorkerServiceServicer):
     async def Attach(
         self, request_iterator: AsyncIterator[worker_pb2.WorkerCommand], context: Context
     ) -> AsyncIterator[worker_pb2.WorkerFrame]:
-        try:
-            session = self._current()
-        except PacelineError as error:
-            await abort(context, error)
+        session = self._current()
         stream = RouterStream(asyncio.current_task())
         session.streams.add(stream)
         reader = asyncio.create_task(self._read(session, stream, request_iterator))
@@ -47,7 +43,7 @@ class AttachServicer(worker_pb2_grpc.WorkerServiceServicer):
             async for frame in stream.frames():
                 yield frame
             if stream.end is not None:
-                await abort(context, stream.end)
+                raise stream.end
         finally:
             reader.cancel()
             session.end_stream(stream, Unavailable("the router has left"))

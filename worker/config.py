@@ -15,7 +15,8 @@ class WorkerConfig:
     """A worker: one front process and one rank process with its page pool."""
 
     env_prefix: ClassVar[str] = "PACELINE_WORKER_"
-    pull_threads: ClassVar[int] = 2  # that copy KV from other workers
+    pull_threads: ClassVar[int] = 4  # that copy KV from other workers
+    pulls_per_source: ClassVar[int] = 2  # at once
 
     worker_id: str = setting("", "Stable name of this worker; empty: role and a random part.")
     host: str = setting("127.0.0.1", "Address that gRPC and the probes listen on.")

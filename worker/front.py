@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
 import structlog
@@ -24,7 +24,7 @@ from paceline.worker.connectors import Connectors, make_connectors
 from paceline.worker.kv_service import KvTransferServicer
 from paceline.worker.metrics import WorkerMetrics
 from paceline.worker.rank_process import RankProcess, launch
-from paceline.worker.registry import Registry
+from paceline.worker.redis_record import RedisRecord
 from paceline.worker.session import Session
 
 BACK_OFF_S = (0.05, 10.0)  # first, longest; it doubles while ranks die young
@@ -63,8 +63,8 @@ class Front:
         self.probe_port = 0
         self._reason = "the model is being loaded"
         self._draining = False
-        self._registry = Registry(config.redis_url, config.beat_s)
-        self._server = make_server()
+        self._record = RedisRecord(config.redis_url, config.beat_s)
+        self._server = make_server(config.secret.encode())
         self._health = health_aio.HealthServicer()
         self._probes = ProbeServer(
             config.host, config.probe_port, self.reasons, self.metrics.registry
@@ -123,7 +123,7 @@ class Front:
         while True:
             is_ready = not self.reasons()
             self.metrics.ready.set(is_ready)
-            self.metrics.redis_up.set(self._registry.is_up)
+            self.metrics.redis_up.set(self._record.is_up)
             for name in ("", *SERVICES):
                 await self._health.set(name, serving if is_ready else not_serving)
             await asyncio.sleep(HEALTH_PERIOD_S)
@@ -154,11 +154,11 @@ class Front:
         info.transports[:] = [name for name, _ in connectors.addresses()]
         records.sign(info, self.config.secret.encode())
         session = Session(
-            self.config, rank, info, connectors, self.metrics, on_keys=self._registry.add
+            self.config, rank, info, connectors, self.metrics, on_keys=self._record.add
         )
         session.draining = self._draining
         self.metrics.incarnations.inc()
-        self._registry.publish(info)
+        self._record.publish(info)
         self.session = session
         _log.info("rank ready", incarnation=rank.incarnation, pages=rank.ready.num_pages)
         try:
@@ -167,8 +167,11 @@ class Front:
             self._reason = "the rank is being restarted"
             self.session = None
             session.end_streams()
-            await self._registry.withdraw()
-            await session.close()
+            await to_the_end(self._close(session))
+
+    async def _close(self, session: Session) -> None:
+        await self._record.withdraw()
+        await session.close()
 
     def _connectors(self, rank: RankProcess) -> Connectors:
         return make_connectors(self.config, rank)
@@ -226,6 +229,16 @@ class Front:
                 task.cancel()
             await asyncio.gather(starting, stopping, return_exceptions=True)
             await self.stop()
+
+
+async def to_the_end(work: Coroutine[None, None, None]) -> None:
+    """Does `work` whole. A cancel that comes meanwhile is kept, and takes effect after it."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait((task,))
+        raise
 
 
 async def _comes_first(work: "asyncio.Task[None]", stopping: "asyncio.Task[bool]") -> bool:

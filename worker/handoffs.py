@@ -8,15 +8,17 @@ from dataclasses import dataclass, field
 from paceline.core.errors import KvUnavailable, Overloaded, PacelineError
 from paceline.rpc.convert import error_to_proto
 from paceline.v1 import common_pb2, kv_pb2
-from paceline.worker.leases import Reader
-
-HandoffKey = tuple[str, int]  # request id, attempt
+from paceline.worker.leases import HandoffKey, Reader
 
 MAX_AWAITED = 1024
 
 
 def key_of(ticket: common_pb2.Ticket) -> HandoffKey:
     return ticket.request_id, ticket.attempt
+
+
+def reader_of(ticket: common_pb2.Ticket) -> Reader:
+    return ticket.reader_worker, ticket.reader_incarnation
 
 
 @dataclass(slots=True, eq=False)
@@ -31,11 +33,6 @@ class Handoff:
     num_followers: int = 0
     last_followed: float = field(default_factory=time.monotonic)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    lease_ids: set[str] = field(default_factory=set)
-
-    @property
-    def reader(self) -> Reader:
-        return self.ticket.reader_worker, self.ticket.reader_incarnation
 
     @property
     def is_over(self) -> bool:
@@ -125,6 +122,6 @@ class HandoffTable:
         return [
             h
             for h in self._handoffs.values()
-            if is_silent(h.reader, h.last_followed)
+            if is_silent(reader_of(h.ticket), h.last_followed)
             or (h.ticket.expires_unix_ms < now_unix_ms and not h.num_followers)
         ]

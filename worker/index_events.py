@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 from paceline.core.keys import INDEX_KEY_BYTES
 from paceline.engine.messages import Removed, Stored
+from paceline.rpc.redis_schema import MAX_EVENT_KEYS, Kind
 
 MAX_WAITING_EVENTS = 4096
-MAX_KEYS_PER_EVENT = 4096
 
-IndexEvent = tuple[str, list[bytes]]  # kind, keys
+IndexEvent = tuple[Kind, list[bytes]]
 
 
 class IndexEvents:
@@ -32,10 +32,10 @@ class IndexEvents:
         keys = [key[:INDEX_KEY_BYTES] for key in event.keys]
         if isinstance(event, Stored):
             self.keys.update(keys)
-            self._queue("stored", keys)
+            self._queue(Kind.STORED, keys)
         else:
             self.keys.difference_update(keys)
-            self._queue("removed", keys)
+            self._queue(Kind.REMOVED, keys)
 
     def lost(self) -> None:
         """What was taken may not have arrived."""
@@ -47,8 +47,8 @@ class IndexEvents:
         if self._needs_resync:
             self._waiting.clear()
             self._needs_resync = False
-            yield "cleared", []
-            yield from _chunks("stored", list(self.keys))
+            yield Kind.CLEARED, []
+            yield from _chunks(Kind.STORED, list(self.keys))
         while self._waiting:
             yield self._waiting.popleft()
 
@@ -57,7 +57,7 @@ class IndexEvents:
         self._sequence += 1
         return self._sequence
 
-    def _queue(self, kind: str, keys: list[bytes]) -> None:
+    def _queue(self, kind: Kind, keys: list[bytes]) -> None:
         if self._needs_resync:
             return
         self._waiting.extend(_chunks(kind, keys))
@@ -65,6 +65,6 @@ class IndexEvents:
             self.lost()
 
 
-def _chunks(kind: str, keys: list[bytes]) -> Iterator[IndexEvent]:
-    for start in range(0, len(keys), MAX_KEYS_PER_EVENT):
-        yield kind, keys[start : start + MAX_KEYS_PER_EVENT]
+def _chunks(kind: Kind, keys: list[bytes]) -> Iterator[IndexEvent]:
+    for start in range(0, len(keys), MAX_EVENT_KEYS):
+        yield kind, keys[start : start + MAX_EVENT_KEYS]

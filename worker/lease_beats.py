@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import grpc
 
+from paceline.rpc import caller_token
 from paceline.rpc.channel import connect_blocking
 from paceline.v1 import kv_pb2, kv_pb2_grpc
 
@@ -16,9 +17,17 @@ from paceline.v1 import kv_pb2, kv_pb2_grpc
 class LeaseBeats:
     """Beats to one source. All calls are thread-safe; `start` before use, `close` at the end."""
 
-    def __init__(self, endpoint: str, reader: tuple[str, str], beat_s: float, silence_s: float):
+    def __init__(
+        self,
+        endpoint: str,
+        reader: tuple[str, str],
+        secret: bytes,
+        beat_s: float,
+        silence_s: float,
+    ) -> None:
         self._channel = connect_blocking(endpoint)
         self._reader = reader
+        self._secret = secret
         self._beat_s = beat_s
         self._silence_s = silence_s
         self._held: set[str] = set()
@@ -63,7 +72,8 @@ class LeaseBeats:
         while not self._closed.is_set():
             over = threading.Event()
             try:
-                for reply in stub.KeepLeases(self._beats(over)):
+                token = caller_token.metadata(self._secret)
+                for reply in stub.KeepLeases(self._beats(over), metadata=token):
                     with self._lock:
                         self._last_reply = time.monotonic()
                         self._lost.update(set(reply.unknown_lease_ids) & self._held)

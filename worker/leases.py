@@ -1,8 +1,8 @@
 """Leases on pages of this worker's pool: who reads them, and for how long they stay.
 
-A lease belongs to a reader: (worker id, incarnation). Its reader's beats list it; one that is
-unlisted twice, or whose reader was silent too long, is released. All state, no I/O: the caller
-unpins what a call returns.
+A lease belongs to a reader, (worker id, incarnation), and to the hand-off that it reads for. Its
+reader's beats list it; one that is unlisted twice, older than any pull, or whose reader was silent
+too long, is released. All state, no I/O: the caller unpins what a call returns.
 """
 
 import secrets
@@ -10,19 +10,23 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from paceline.core.errors import Overloaded, PeerGone
+from paceline.core.errors import Overloaded
 from paceline.core.ids import LeaseId
 
 Reader = tuple[str, str]  # worker id, incarnation
-PinnedPages = list[tuple[int, int]]  # (page, generation)
+HandoffKey = tuple[str, int]  # request id, attempt
+PageLives = list[tuple[int, int]]  # (page, generation)
 
 MAX_LEASES = 16_384
+MAX_LEASE_S = 120.0  # twice what a reader takes for a range at the most
 
 
 @dataclass(slots=True)
 class Lease:
     reader: Reader
-    pages: PinnedPages = field(default_factory=list)
+    handoff: HandoffKey
+    opened: float
+    pages: PageLives = field(default_factory=list)
     num_unlisted: int = 0
 
 
@@ -52,24 +56,16 @@ class LeaseTable:
         """The pin that was promised has happened, or will not."""
         self._num_promised -= num_promised
 
-    def open(self, reader: Reader, lease_id: str) -> LeaseId:
-        """The lease to add pins to: a new one when `lease_id` is empty.
-
-        Raises PeerGone when that lease has ended, Overloaded when there are too many.
-        """
-        if lease_id:
-            lease = self._leases.get(LeaseId(lease_id))
-            if lease is None or lease.reader != reader:
-                raise PeerGone("the lease has ended")
-            return LeaseId(lease_id)
+    def open(self, reader: Reader, handoff: HandoffKey) -> LeaseId:
+        """A new lease, to add pins to. Raises Overloaded when there are too many."""
         if len(self._leases) >= MAX_LEASES:
             raise Overloaded("too many leases", retry_after_s=0.1)
-        made = LeaseId(secrets.token_hex(8))
-        self._leases[made] = Lease(reader)
-        self._heard[reader] = self._clock()
+        made, now = LeaseId(secrets.token_hex(8)), self._clock()
+        self._leases[made] = Lease(reader, handoff, now)
+        self._heard[reader] = now
         return made
 
-    def add(self, lease_id: LeaseId, pages: PinnedPages) -> bool:
+    def add(self, lease_id: LeaseId, pages: PageLives) -> bool:
         """False when the lease ended while the pages were being pinned: unpin them."""
         lease = self._leases.get(lease_id)
         if lease is None:
@@ -78,26 +74,27 @@ class LeaseTable:
         self.num_pages += len(pages)
         return True
 
-    def release(self, lease_id: str, reader: Reader | None = None) -> PinnedPages:
-        """Ends a lease; a `reader` can end only its own. Unknown ones hold nothing."""
+    def release(self, lease_id: str, reader: Reader) -> PageLives:
+        """Ends a lease of `reader`. Unknown ones hold nothing."""
         lease = self._leases.get(LeaseId(lease_id))
-        if lease is None or (reader is not None and lease.reader != reader):
+        if lease is None or lease.reader != reader:
             return []
         del self._leases[LeaseId(lease_id)]
         self.num_pages -= len(lease.pages)
         return lease.pages
 
-    def beat(self, reader: Reader, listed: Iterable[str]) -> tuple[PinnedPages, list[str]]:
+    def revoke(self, handoff: HandoffKey) -> PageLives:
+        """Ends the leases of a hand-off."""
+        return self._release_where(lambda lease: lease.handoff == handoff)
+
+    def beat(self, reader: Reader, listed: Iterable[str]) -> tuple[PageLives, list[str]]:
         """Pages of leases unlisted twice in a row, and the listed ids that are not alive here."""
         self._heard[reader] = self._clock()
         named = set(listed)
-        dropped: PinnedPages = []
-        for lease_id, lease in list(self._leases.items()):
-            if lease.reader != reader:
-                continue
-            lease.num_unlisted = 0 if lease_id in named else lease.num_unlisted + 1
-            if lease.num_unlisted >= 2:
-                dropped += self.release(lease_id)
+        for lease_id, lease in self._leases.items():
+            if lease.reader == reader:
+                lease.num_unlisted = 0 if lease_id in named else lease.num_unlisted + 1
+        dropped = self._release_where(lambda lease: lease.num_unlisted >= 2)
         unknown = [name for name in named if not self._is_held(name, reader)]
         return dropped, unknown
 
@@ -105,18 +102,21 @@ class LeaseTable:
         """Nothing heard of `reader` for the limit, counted from `since` at the earliest."""
         return self._clock() - max(self._heard.get(reader, 0.0), since) > self._silence_s
 
-    def sweep(self) -> PinnedPages:
-        """Pages of readers that were silent too long."""
-        limit = self._clock() - self._silence_s
-        gone = {reader for reader, heard in self._heard.items() if heard < limit}
-        dropped: PinnedPages = []
-        for lease_id, lease in list(self._leases.items()):
-            if lease.reader in gone:
-                dropped += self.release(lease_id)
-                self.num_expired += 1
+    def sweep(self) -> PageLives:
+        """Pages of readers that were silent too long, and of leases that are too old."""
+        now, before = self._clock(), len(self._leases)
+        gone = {r for r, heard in self._heard.items() if heard < now - self._silence_s}
+        dropped = self._release_where(
+            lambda lease: lease.reader in gone or lease.opened < now - MAX_LEASE_S
+        )
+        self.num_expired += before - len(self._leases)
         for reader in gone:
             del self._heard[reader]
         return dropped
+
+    def _release_where(self, ends: Callable[[Lease], bool]) -> PageLives:
+        ended = [(name, lease.reader) for name, lease in self._leases.items() if ends(lease)]
+        return [page for name, reader in ended for page in self.release(name, reader)]
 
     def _is_held(self, lease_id: str, reader: Reader) -> bool:
         lease = self._leases.get(LeaseId(lease_id))

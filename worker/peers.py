@@ -4,6 +4,7 @@ Keyed by (worker id, incarnation), never by address: what restarts behind an add
 """
 
 import asyncio
+import time
 from dataclasses import dataclass
 
 import grpc
@@ -11,6 +12,7 @@ import grpc
 from paceline.core.errors import IncompatiblePeer, KvUnavailable, PeerGone
 from paceline.kv_transfer.base import Link
 from paceline.kv_transfer.link_statistics import LinkFigures, LinkStatistics
+from paceline.rpc import caller_token
 from paceline.rpc.channel import connect
 from paceline.rpc.status import error_of
 from paceline.v1 import common_pb2, kv_pb2, kv_pb2_grpc, worker_pb2
@@ -28,15 +30,20 @@ FORGET_AFTER = 10  # times the silence that ends leases
 
 @dataclass(slots=True, eq=False)
 class Peer:
-    """A source in reach. `stub` and `beats` speak to its KvTransferService, `link` copies."""
+    """A source in reach: its KvTransferService, the link that copies, the beats of our leases.
+
+    Of its calls `pin` raises what the source answers, the others what gRPC raises.
+    """
 
     key: PeerKey
+    secret: bytes
     channel: grpc.aio.Channel
     stub: kv_pb2_grpc.KvTransferServiceStub
     link: Link
     beats: LeaseBeats
     statistics: LinkStatistics
     reported: LinkFigures
+    turns: asyncio.Semaphore  # of pulls from it
 
     def take_figures(self) -> LinkFigures:
         """What the link has done since the last call."""
@@ -50,11 +57,35 @@ class Peer:
             bytes_per_second=now.bytes_per_second,
         )
 
+    def progress(
+        self, ticket: common_pb2.Ticket
+    ) -> "grpc.aio.UnaryStreamCall[kv_pb2.ProgressRequest, kv_pb2.ProgressEvent]":
+        """Ends with the ticket at the latest."""
+        call: grpc.aio.UnaryStreamCall[kv_pb2.ProgressRequest, kv_pb2.ProgressEvent]
+        call = self.stub.Progress(
+            kv_pb2.ProgressRequest(ticket=ticket),
+            timeout=max(0.0, ticket.expires_unix_ms / 1000 - time.time()),
+            metadata=caller_token.metadata(self.secret),
+        )
+        return call
+
+    async def pin(self, request: kv_pb2.PinRequest) -> kv_pb2.PinResponse:
+        metadata = caller_token.metadata(self.secret)
+        try:
+            pinned: kv_pb2.PinResponse = await self.stub.Pin(
+                request, timeout=CALL_TIMEOUT_S, metadata=metadata
+            )
+        except grpc.aio.AioRpcError as failure:
+            raise error_of(failure) from None
+        return pinned
+
     async def unpin(self, request: kv_pb2.UnpinRequest) -> None:
-        await self.stub.Unpin(request, timeout=CALL_TIMEOUT_S)
+        metadata = caller_token.metadata(self.secret)
+        await self.stub.Unpin(request, timeout=CALL_TIMEOUT_S, metadata=metadata)
 
     async def report(self, request: kv_pb2.ReportRequest) -> None:
-        await self.stub.Report(request, timeout=CALL_TIMEOUT_S)
+        metadata = caller_token.metadata(self.secret)
+        await self.stub.Report(request, timeout=CALL_TIMEOUT_S, metadata=metadata)
 
     async def close(self) -> None:
         await asyncio.to_thread(self.beats.close)
@@ -67,6 +98,7 @@ class PeerDirectory:
         self, config: WorkerConfig, info: worker_pb2.WorkerInfo, connectors: Connectors
     ) -> None:
         self._config = config
+        self._secret = config.secret.encode()
         self._info = info
         self._connectors = connectors
         self._peers: dict[PeerKey, asyncio.Task[Peer]] = {}
@@ -89,7 +121,9 @@ class PeerDirectory:
 
     def forget(self, peer: Peer) -> None:
         """Its link has failed: whoever comes next makes a new handshake."""
-        if self._peers.pop(peer.key, None) is not None:
+        task = self._peers.get(peer.key)
+        if task is not None and _made(task) is peer:  # else a newer one has its place
+            del self._peers[peer.key]
             self._close_later(peer)
 
     def sweep(self) -> None:
@@ -133,18 +167,22 @@ class PeerDirectory:
             description = await self._describe(stub)
             if (description.worker_id, description.incarnation) != key:
                 raise PeerGone("another worker or incarnation answers at the source's address")
-            if description.content_digest != self._info.content_digest:
-                raise IncompatiblePeer("content_digest differs", field="content_digest")
+            for field in ("content_digest", "layout_digest"):  # whole pages are copied
+                if getattr(description, field) != getattr(self._info, field):
+                    raise IncompatiblePeer(f"the source has another {field}", field=field)
             link = await asyncio.to_thread(self._connectors.connect, description, CONNECT_TIMEOUT_S)
         except BaseException:
             await channel.close(None)
             raise
         reader = (self._info.worker_id, self._info.incarnation)
-        beats = LeaseBeats(endpoint, reader, self._config.beat_s, self._config.silence_s)
+        config = self._config
+        beats = LeaseBeats(endpoint, reader, self._secret, config.beat_s, config.silence_s)
         beats.start()
         assert self._connectors.pool is not None
         statistics = LinkStatistics(self._connectors.pool.group)
-        return Peer(key, channel, stub, link, beats, statistics, statistics.figures)
+        turns = asyncio.Semaphore(config.pulls_per_source)
+        parts = (channel, stub, link, beats, statistics, statistics.figures, turns)
+        return Peer(key, self._secret, *parts)
 
     async def _describe(self, stub: kv_pb2_grpc.KvTransferServiceStub) -> kv_pb2.DescribeResponse:
         request = kv_pb2.DescribeRequest(
@@ -155,7 +193,7 @@ class PeerDirectory:
         )
         try:
             answer: kv_pb2.DescribeResponse = await stub.Describe(
-                request, timeout=CONNECT_TIMEOUT_S
+                request, timeout=CONNECT_TIMEOUT_S, metadata=caller_token.metadata(self._secret)
             )
             return answer
         except grpc.aio.AioRpcError as failure:

@@ -1,32 +1,29 @@
 """Pins pages for a reader: the rank's pool looks them up, the lease table says for how long."""
 
 from paceline.core.errors import KvUnavailable, PacelineError
-from paceline.core.keys import KEY_BYTES
 from paceline.engine.messages import Pin, Pinned, PinnedPage
-from paceline.v1 import kv_pb2
-from paceline.worker.handoffs import Handoff
+from paceline.v1 import common_pb2, kv_pb2
+from paceline.worker.handoffs import key_of, reader_of
 from paceline.worker.session import Session
 
 
 async def pin(
-    session: Session, request: kv_pb2.PinRequest, handoff: Handoff | None
+    session: Session, ticket: common_pb2.Ticket, keys: list[bytes], tail_slot: int | None
 ) -> kv_pb2.PinResponse:
-    """Pins the leading run of the request's keys, and the tail of `handoff` when given.
+    """Pins the leading run of `keys`, and the tail of `tail_slot` when given, under a new lease.
 
-    Raises Overloaded at the cap on pins, PeerGone when the lease has ended. What was pinned for a
-    lease that ended meanwhile is unpinned again.
+    Raises Overloaded at the cap on pins. What was pinned for a lease that ended meanwhile is
+    unpinned again.
     """
-    keys = [request.keys[i : i + KEY_BYTES] for i in range(0, len(request.keys), KEY_BYTES)]
-    reader = (request.reader_worker, request.reader_incarnation)
-    num_pages = len(keys) + (handoff is not None)
+    reader = reader_of(ticket)
+    num_pages = len(keys) + (tail_slot is not None)
     session.leases.promise(num_pages)
     try:
-        lease_id = session.leases.open(reader, request.lease_id)
+        lease_id = session.leases.open(reader, key_of(ticket))
         try:
-            pinned = await _call(session, Pin(keys, handoff.slot_number if handoff else None))
+            pinned = await _call(session, Pin(keys, tail_slot))
         except PacelineError:
-            if not request.lease_id:
-                session.leases.release(lease_id)
+            session.leases.release(lease_id, reader)
             raise
     finally:
         session.leases.keep(num_pages)
@@ -35,8 +32,6 @@ async def pin(
     if not session.leases.add(lease_id, pages):
         session.unpin(pages)
         raise KvUnavailable("the lease ended while its pages were being pinned")
-    if handoff is not None:
-        handoff.lease_ids.add(lease_id)
     return kv_pb2.PinResponse(
         lease_id=lease_id,
         pages=[_page_ref(page) for page in pinned.pages],

@@ -1,4 +1,8 @@
-"""Pulls ranges of blocks of one hand-off: pin at the source, copy in a thread, unpin."""
+"""Pulls ranges of blocks of one hand-off: pin at the source, copy in a thread, unpin.
+
+Pins of all readers share a bounded part of the source's pool: at that bound a range is asked for
+again later, and smaller.
+"""
 
 import asyncio
 import threading
@@ -10,20 +14,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline.core.errors import KvUnavailable
+from paceline.core.errors import KvUnavailable, Overloaded
 from paceline.core.ids import BlockKey
-from paceline.core.kv_layout import PAGE_TOKENS
 from paceline.engine.messages import Reserved
 from paceline.kv_transfer.base import CellSums
 from paceline.kv_transfer.pull import PinnedPages, pull_verified
 from paceline.v1 import common_pb2, kv_pb2
-from paceline.worker.peers import CALL_TIMEOUT_S, Peer
+from paceline.worker.peers import Peer
 
 if TYPE_CHECKING:
     from paceline.worker.session import Session
 
-MAX_RANGE_BLOCKS = 256  # so that a pin is short-lived
+MAX_RANGE_BLOCKS = 128  # so that a pin is short-lived
 MAX_PULL_S = 60.0  # of one range; silence of the source ends it much earlier
+MAX_PIN_WAIT_S = 10.0  # of one range, for other readers to unpin
+PIN_PAUSE_S = 0.1  # when the source does not say how long
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,73 +46,74 @@ class RangePuller:
         peer: Peer,
         reserved: Reserved,
         ticket: common_pb2.Ticket,
+        num_tail_tokens: int,
         abort: threading.Event,
     ) -> None:
         self._session = session
         self._peer = peer
         self._reserved = reserved
         self._ticket = ticket
+        self._num_tail_tokens = num_tail_tokens
         self._abort = abort
         self._loop = asyncio.get_running_loop()
         self._copy: Future[list[CellSums]] | None = None
 
     @property
     def is_copying(self) -> bool:
-        """A copy may be writing; one that waits for its thread is taken back."""
-        copy = self._copy
-        return copy is not None and not copy.cancel() and not copy.done()
+        """A copy may be writing."""
+        return self._copy is not None and not self._copy.done()
 
     async def pull(
         self, start: int, end: int, keys: Sequence[BlockKey], *, with_tail: bool = False
     ) -> AsyncIterator[PulledRange]:
         """Blocks [start, end) in ranges, the tail page with the last. Yields what is verified.
 
-        Raises KvUnavailable, or what grpc raises when the source is gone.
+        Raises KvUnavailable, Unavailable when the source is gone, Overloaded when its pins are
+        taken for too long.
         """
+        num_pages = MAX_RANGE_BLOCKS
+        waits_until = time.monotonic() + MAX_PIN_WAIT_S
         while start < end or with_tail:
-            stop = min(end, start + MAX_RANGE_BLOCKS)
-            tail = with_tail and stop == end
-            yield await self._pull_range(start, stop, keys[start:stop], tail)
+            stop = min(end, start + num_pages)
+            tail = with_tail and stop - start < num_pages  # the tail is a page too
+            try:
+                pulled = await self._pull_range(start, stop, keys[start:stop], tail)
+            except Overloaded as error:
+                if time.monotonic() > waits_until:
+                    raise
+                num_pages = max(1, (stop - start + tail) // 2)
+                await asyncio.sleep(error.retry_after_s or PIN_PAUSE_S)
+                continue
+            yield pulled
             start = stop
             with_tail = with_tail and not tail
+            waits_until = time.monotonic() + MAX_PIN_WAIT_S
 
     async def _pull_range(
         self, start: int, end: int, keys: Sequence[BlockKey], tail: bool
     ) -> PulledRange:
-        pinned = await self._pin(keys, tail)
         beats = self._peer.beats
-        beats.hold(pinned.lease_id)
-        try:
-            parts = self._parts(start, end, pinned)
-            sums = await self._read(parts)
-            if beats.is_lost(pinned.lease_id):
-                raise KvUnavailable("the lease on the source's pages ended during the copy")
-        finally:
-            beats.drop(pinned.lease_id)
-            self._unpin(pinned.lease_id)
+        async with self._session.pull_threads.turn(self._peer.turns):
+            pinned = await self._pin(keys, tail)
+            beats.hold(pinned.lease_id)
+            try:
+                parts = self._parts(start, end, pinned)
+                sums = await self._read(parts)
+                if beats.is_lost(pinned.lease_id):
+                    raise KvUnavailable("the lease on the source's pages ended during the copy")
+            finally:
+                beats.drop(pinned.lease_id)
+                self._unpin(pinned.lease_id)
         return PulledRange(start, sums[0].tolist() if end > start else [])
 
     async def _pin(self, keys: Sequence[BlockKey], tail: bool) -> kv_pb2.PinResponse:
-        info = self._session.info
-        request = kv_pb2.PinRequest(
-            reader_worker=info.worker_id,
-            reader_incarnation=info.incarnation,
-            source_incarnation=self._ticket.source_incarnation,
-            keys=b"".join(keys),
-            tail=self._ticket if tail else None,
-        )
-        pinned: kv_pb2.PinResponse = await self._peer.stub.Pin(request, timeout=CALL_TIMEOUT_S)
+        request = kv_pb2.PinRequest(ticket=self._ticket, keys=b"".join(keys), with_tail=tail)
+        pinned = await self._peer.pin(request)
         num_tail_tokens = self._num_tail_tokens if tail else 0
         if len(pinned.pages) == len(keys) and pinned.num_tail_tokens == num_tail_tokens:
             return pinned
         self._unpin(pinned.lease_id)
         raise KvUnavailable(f"the source holds {len(pinned.pages)} of {len(keys)} blocks")
-
-    @property
-    def _num_tail_tokens(self) -> int:
-        slot = self._reserved.slot
-        state = self._session.slots.get(slot)
-        return len(state.request.token_ids) % PAGE_TOKENS if state is not None else 0
 
     def _parts(self, start: int, end: int, pinned: kv_pb2.PinResponse) -> list[PinnedPages]:
         first = start - self._reserved.num_cached_blocks
@@ -121,8 +127,8 @@ class RangePuller:
         return parts
 
     async def _read(self, parts: list[PinnedPages]) -> list[CellSums]:
-        """In a thread of the pull pool; whoever stops us meanwhile waits for it by `is_copying`."""
-        self._copy = self._session.pull_threads.submit(self._copy_parts, parts)
+        """In a thread; whoever stops us meanwhile waits for its end (`is_copying`)."""
+        self._copy = self._session.pull_threads.submit(lambda: self._copy_parts(parts))
         try:
             return await asyncio.wrap_future(self._copy)
         finally:
@@ -147,7 +153,7 @@ class RangePuller:
         self._loop.call_soon_threadsafe(self._session.background, self._peer.report, request)
 
     def _unpin(self, lease_id: str) -> None:
-        request = kv_pb2.UnpinRequest(lease_id=lease_id)
+        request = kv_pb2.UnpinRequest(ticket=self._ticket, lease_id=lease_id)
         self._session.background(self._peer.unpin, request)
 
 

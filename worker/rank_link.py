@@ -5,7 +5,6 @@ a kill -9 nothing is left behind. Queues are bounded; a rank that lets its own f
 """
 
 import asyncio
-import contextlib
 import shutil
 import tempfile
 from itertools import count
@@ -65,6 +64,8 @@ class RankLink:
         self.last_step_unix_us = 0
         self._numbers = count(1)
         self._calls: dict[int, asyncio.Future[PoolReply]] = {}
+        self._call_places = asyncio.Semaphore(MAX_POOL_CALLS)
+        self._is_closed = False
         self._answers = asyncio.create_task(self._receive_replies())
 
     def hide(self) -> None:
@@ -84,18 +85,23 @@ class RankLink:
         return _DECODERS[kind].decode(payload)
 
     async def call(self, call: PoolCall) -> PoolReply:
-        """Answered within microseconds by the rank's pool thread, whatever the step loop does."""
-        if len(self._calls) >= MAX_POOL_CALLS:
-            raise Unavailable("too many calls of the page pool at once")
-        number = next(self._numbers)
-        future: asyncio.Future[PoolReply] = asyncio.get_running_loop().create_future()
-        self._calls[number] = future
-        try:
-            message = [number.to_bytes(8, "little"), self._encoder.encode(call)]
-            await self._pool.send_multipart(message)
-            return await future
-        finally:
-            del self._calls[number]
+        """Answered within microseconds by the rank's pool thread, whatever the step loop does.
+
+        Raises Unavailable when the link is closed, and for no other reason: a lost unpin would
+        be a lost page.
+        """
+        async with self._call_places:
+            if self._is_closed:
+                raise _stopped()
+            number = next(self._numbers)
+            future: asyncio.Future[PoolReply] = asyncio.get_running_loop().create_future()
+            self._calls[number] = future
+            try:
+                message = [number.to_bytes(8, "little"), self._encoder.encode(call)]
+                await self._pool.send_multipart(message)
+                return await future
+            finally:
+                del self._calls[number]
 
     async def _receive_replies(self) -> None:
         while True:
@@ -106,11 +112,15 @@ class RankLink:
 
     async def close(self) -> None:
         """Fails the calls under way with Unavailable."""
+        self._is_closed = True
         self._answers.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._answers
+        await asyncio.gather(self._answers, return_exceptions=True)
         for future in list(self._calls.values()):
             if not future.done():
-                future.set_exception(Unavailable("the worker's engine has stopped"))
+                future.set_exception(_stopped())
         self._context.destroy(linger=0)
         self.hide()
+
+
+def _stopped() -> Unavailable:
+    return Unavailable("the worker's engine has stopped")

@@ -18,7 +18,6 @@ import zmq
 
 from paceline.core import logs
 from paceline.core.errors import ErrorCode, PacelineError
-from paceline.core.serving_digest import serving_digest
 from paceline.engine.config import EngineConfig
 from paceline.engine.engine import Engine
 from paceline.engine.messages import PoolCall, StepOutput
@@ -124,19 +123,19 @@ def make_engine(config: RankConfig) -> tuple[Engine, RankReady]:
         device=config.device,
     )
     engine = Engine(model, engine_config, pools, memory)
-    return engine, describe(loaded, config.model, engine.pool.num_pages)
+    return engine, describe(loaded, engine)
 
 
-def describe(loaded: LoadedModel, folder: str, num_pages: int) -> RankReady:
+def describe(loaded: LoadedModel, engine: Engine) -> RankReady:
     model = loaded.model
     return RankReady(
         content_digest=loaded.content_digest,
         layout_digest=model.layout.digest,
-        serving_digest=serving_digest(Path(folder)),
-        context_length=model.context_length,
+        serving_digest=loaded.serving_digest,
+        context_length=engine.max_length,
         vocab_size=model.vocab_size,
         groups=model.layout.groups,
-        num_pages=num_pages,
+        num_pages=engine.pool.num_pages,
         page_bytes=sum(group.page_bytes for group in model.layout.groups),
     )
 

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import grpc
@@ -22,9 +21,10 @@ from paceline.worker.config import WorkerConfig
 from paceline.worker.connectors import Connectors
 from paceline.worker.frames import load_to_proto
 from paceline.worker.handoffs import HandoffTable
-from paceline.worker.leases import LeaseTable, PinnedPages
+from paceline.worker.leases import LeaseTable, PageLives
 from paceline.worker.metrics import WorkerMetrics
 from paceline.worker.peers import PeerDirectory
+from paceline.worker.pull_threads import PullThreads
 from paceline.worker.rank_messages import Ping, RankCommand
 from paceline.worker.rank_process import RankProcess
 from paceline.worker.router_stream import RouterStream
@@ -53,6 +53,7 @@ class Session:
         on_keys: KeysChanged,
     ) -> None:
         self.config = config
+        self.secret = config.secret.encode()
         self.rank = rank
         self.info = info
         self.connectors = connectors
@@ -67,7 +68,7 @@ class Session:
         self.leases = LeaseTable(int(num_pages * config.max_pinned_share), config.silence_s)
         self.handoffs = HandoffTable()
         self.peers = PeerDirectory(config, info, connectors)
-        self.pull_threads = ThreadPoolExecutor(config.pull_threads, thread_name_prefix="pull")
+        self.pull_threads = PullThreads(config.pull_threads)
         self._events = StepEvents(self)
         self._num_unanswered = 0
         self._settled_step = -1
@@ -93,15 +94,15 @@ class Session:
 
     # --- slots ---
 
-    def end(self, slot: SlotState, error: PacelineError | None = None) -> None:
-        """Ends a slot from this side: nothing of it is emitted any more, `Ended` follows."""
+    def end(
+        self, slot: SlotState, error: PacelineError | None = None, *, is_over: bool = False
+    ) -> None:
+        """Ends a slot from this side: nothing of it is emitted any more, `Ended` follows.
+
+        `is_over`: the engine has ended it already.
+        """
         if slot.ending:
             return
-        transfer_open = self.silence(slot, error)
-        self.send(messages.Cancel(slot.number, transfer_open=transfer_open))
-
-    def silence(self, slot: SlotState, error: PacelineError | None) -> bool:
-        """Stops all that this side does for a slot; True while a copy into it is in flight."""
         slot.ending = True
         slot.stop_timers()
         if error is not None:
@@ -109,7 +110,11 @@ class Session:
             slot.stream.flush(self.load_now())
         if slot.handoff is not None:
             self.handoffs.close(slot.handoff, error or Cancelled("the request has ended"))
-        return slot.adoption.stop() if slot.adoption is not None else False
+        if not is_over:
+            self.send(messages.Cancel(slot.number))
+        is_copying = slot.adoption is not None and slot.adoption.stop()
+        if slot.is_reservation and not is_copying:
+            self.send(messages.TransferClosed(slot.number))
 
     def end_stream(self, stream: RouterStream, end: PacelineError) -> None:
         """A stream that ends, ends every slot on it."""
@@ -123,7 +128,7 @@ class Session:
 
     # --- pages of ours that others read ---
 
-    def unpin(self, pages: PinnedPages) -> None:
+    def unpin(self, pages: PageLives) -> None:
         """Lets go of pages in the background; the rank's pool thread answers at once."""
         if pages:
             self.background(self.rank.link.call, messages.Unpin(pages))
@@ -163,7 +168,7 @@ class Session:
         """The rank is lost: routers learn it by the end of their streams."""
         for stream in list(self.streams):
             for slot in list(stream.slots.values()):
-                self.silence(slot, None)
+                self.end(slot, is_over=True)
             self.streams.discard(stream)
             stream.close(Unavailable("the worker starts anew", retry_after_s=1.0))
 
@@ -175,7 +180,7 @@ class Session:
             self.slots.close(slot)
         for task in self._background:
             task.cancel()
-        self.pull_threads.shutdown(wait=False)
+        self.pull_threads.close()
         await self.peers.close()
         await asyncio.to_thread(self.connectors.close)
         await self.rank.close()

@@ -23,6 +23,7 @@ class SlotState:
     router_slot: int  # the router's, on `stream`
     stream: RouterStream
     request: RequestSpec
+    is_reservation: bool = False  # its pages are filled from outside, until its Adopt
     deadline: asyncio.TimerHandle | None = None
     hold: asyncio.TimerHandle | None = None  # of a reservation that nobody adopted yet
     reserved: Reserved | None = None
@@ -30,6 +31,10 @@ class SlotState:
     handoff: "Handoff | None" = None
     ending: bool = False  # nothing more is emitted; `Ended` is awaited
     num_emitted: int = 0
+    wanted: set[int] = field(init=False)  # choices that are neither finished nor cancelled
+
+    def __post_init__(self) -> None:
+        self.wanted = set(self.request.choices)
 
     def stop_timers(self) -> None:
         for timer in (self.deadline, self.hold):

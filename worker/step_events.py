@@ -3,7 +3,7 @@
 import time
 from typing import TYPE_CHECKING
 
-from paceline.core.errors import Cancelled, EngineFailure, ErrorCode, PacelineError
+from paceline.core.errors import EngineFailure, ErrorCode, PacelineError
 from paceline.core.kv_layout import PAGE_TOKENS
 from paceline.engine import messages
 from paceline.rpc.convert import code_to_proto, error_from_proto
@@ -70,10 +70,12 @@ class StepEvents:
     def _emitted(self, event: messages.Emission, slot: SlotState) -> None:
         self._session.metrics.emitted(event, slot)
         slot.num_emitted += len(event.token_ids)
+        if event.finish is not None:
+            slot.wanted.discard(event.choice)
         slot.stream.add_emission(emission_to_proto(event, slot.router_slot, self._now_us))
 
     def _failed(self, event: messages.Failed, slot: SlotState) -> None:
-        self._session.silence(slot, error_of(event))
+        self._session.end(slot, error_of(event), is_over=True)
 
     def _handoff_ready(self, event: messages.HandoffReady, slot: SlotState) -> None:
         handoff = slot.handoff
@@ -88,10 +90,7 @@ class StepEvents:
 
     def _ended(self, slot: SlotState) -> None:
         session = self._session
-        if not slot.ending:
-            session.silence(slot, None)
-        if slot.handoff is not None:
-            session.handoffs.close(slot.handoff, Cancelled("the request has ended"))
+        session.end(slot, is_over=True)
         session.slots.close(slot)
         slot.stream.add_ended(slot.router_slot)
 

@@ -19,7 +19,14 @@ from paceline.core.errors import (
 from paceline.core.keys import chain_keys
 from paceline.rpc.channel import connect
 from paceline.v1 import common_pb2, kv_pb2, kv_pb2_grpc, worker_pb2
-from tests.support.fake_router import Attachment, begin_split, make_request, make_ticket, run_split
+from tests.support.fake_router import (
+    Attachment,
+    begin_split,
+    make_request,
+    make_ticket,
+    run_split,
+    token,
+)
 from tests.support.worker_pair import Workers, is_free, workers
 from tests.support.workers import wait_for
 
@@ -282,13 +289,13 @@ async def test_wrong_bytes_at_the_source_are_found_and_dropped(deployment: Worke
 
 async def page_of_block(source: Attachment, request: common_pb2.TokenRequest, block: int) -> int:
     keys = chain_keys(request.root_key, request.token_ids)
-    pin = kv_pb2.PinRequest(
-        reader_worker="test", source_incarnation=source.info.incarnation, keys=b"".join(keys)
-    )
+    ticket = make_ticket(request, source.info, source.info)
+    pin = kv_pb2.PinRequest(ticket=ticket, keys=b"".join(keys))
     async with connect(source.endpoint) as channel:
         stub = kv_pb2_grpc.KvTransferServiceStub(channel)  # type: ignore[no-untyped-call]
-        pinned = await stub.Pin(pin)
-        await stub.Unpin(kv_pb2.UnpinRequest(lease_id=pinned.lease_id))
+        pinned = await stub.Pin(pin, metadata=token())
+        unpin = kv_pb2.UnpinRequest(ticket=ticket, lease_id=pinned.lease_id)
+        await stub.Unpin(unpin, metadata=token())
     page: int = pinned.pages[block].page
     return page
 

@@ -21,8 +21,8 @@ from paceline.core.keys import chain_keys
 from paceline.rpc import records
 from paceline.rpc.channel import connect
 from paceline.rpc.status import error_of
-from paceline.v1 import kv_pb2, kv_pb2_grpc
-from tests.support.fake_router import Attachment, make_request
+from paceline.v1 import common_pb2, kv_pb2, kv_pb2_grpc, worker_pb2, worker_pb2_grpc
+from tests.support.fake_router import Attachment, make_request, make_ticket, token
 from tests.support.mock_model import write_mock_model
 from tests.support.redis_server import RedisServer
 from tests.support.redis_server import redis_server as running_redis
@@ -69,13 +69,9 @@ async def test_pages_are_pinned_by_name_and_released_by_silence(worker: WorkerPr
     keys = chain_keys(request.root_key, request.token_ids)
     async with connect(worker.endpoint) as channel:
         stub = kv_pb2_grpc.KvTransferServiceStub(channel)  # type: ignore[no-untyped-call]
-        pin = kv_pb2.PinRequest(
-            reader_worker="reader",
-            reader_incarnation="1",
-            source_incarnation=info.incarnation,
-            keys=b"".join(keys) + bytes(32),
-        )
-        pinned = await stub.Pin(pin)
+        ticket = ticket_for("1", request, info)
+        pin = kv_pb2.PinRequest(ticket=ticket, keys=b"".join(keys) + bytes(32))
+        pinned = await stub.Pin(pin, metadata=token())
         assert len(pinned.pages) == 4  # the leading run of those that are here
         assert all(len(page.checksums) == 2 for page in pinned.pages)
         state = 'paceline_worker_pages{state="pinned"}'
@@ -83,14 +79,58 @@ async def test_pages_are_pinned_by_name_and_released_by_silence(worker: WorkerPr
         expired = worker.metric("paceline_leases_expired_total")
         await asyncio.to_thread(wait_for, lambda: is_free(worker), 4)
         assert worker.metric("paceline_leases_expired_total") == expired + 1
-        pin.lease_id = pinned.lease_id
+        pin.ticket.source_incarnation = "another"
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await stub.Pin(pin)
+            await stub.Pin(pin, metadata=token())
         assert isinstance(error_of(refused.value), KvUnavailable)
-        pin.source_incarnation = "another"
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await stub.Pin(pin)
-        assert isinstance(error_of(refused.value), KvUnavailable)
+
+
+async def test_strangers_are_refused(worker: WorkerProcess) -> None:
+    async with connect(worker.endpoint) as channel:
+        kv = kv_pb2_grpc.KvTransferServiceStub(channel)  # type: ignore[no-untyped-call]
+        attach = worker_pb2_grpc.WorkerServiceStub(channel).Attach()  # type: ignore[no-untyped-call]
+        calls = (
+            kv.Describe(kv_pb2.DescribeRequest()),
+            kv.Pin(kv_pb2.PinRequest()),
+            kv.Unpin(kv_pb2.UnpinRequest()),
+            kv.Report(kv_pb2.ReportRequest()),
+            kv.Progress(kv_pb2.ProgressRequest()).read(),
+            kv.KeepLeases().read(),
+            attach.read(),
+        )
+        for call in calls:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call
+            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_reader_cannot_end_the_lease_of_another(worker: WorkerProcess) -> None:
+    async with Attachment(worker.endpoint) as router:
+        request = make_request(router.info, list(range(64)), max_tokens=1)
+        await router.run(request).until_ended()
+        info = router.info
+    keys = b"".join(chain_keys(request.root_key, request.token_ids))
+    mine, others = ticket_for("3", request, info), ticket_for("4", request, info)
+    async with connect(worker.endpoint) as channel:
+        stub = kv_pb2_grpc.KvTransferServiceStub(channel)  # type: ignore[no-untyped-call]
+        pinned = await stub.Pin(kv_pb2.PinRequest(ticket=mine, keys=keys), metadata=token())
+        state = 'paceline_worker_pages{state="pinned"}'
+        await asyncio.to_thread(wait_for, lambda: worker.metric(state) == 4, 2)
+        lease_id = pinned.lease_id
+        unpin = kv_pb2.UnpinRequest(ticket=others, lease_id=lease_id)
+        await stub.Unpin(unpin, metadata=token())
+        await asyncio.sleep(2 * float(str(FAST["beat_s"])))
+        assert worker.metric(state) == 4
+        unpin = kv_pb2.UnpinRequest(ticket=mine, lease_id=lease_id)
+        await stub.Unpin(unpin, metadata=token())
+    await asyncio.to_thread(wait_for, lambda: is_free(worker), 1)
+
+
+def ticket_for(
+    incarnation: str, request: common_pb2.TokenRequest, source: worker_pb2.WorkerInfo
+) -> common_pb2.Ticket:
+    reader = worker_pb2.WorkerInfo(worker_id="reader", incarnation=incarnation)
+    return make_ticket(request, source, reader)
 
 
 async def test_a_lease_that_is_not_listed_twice_is_released(worker: WorkerProcess) -> None:
@@ -100,14 +140,11 @@ async def test_a_lease_that_is_not_listed_twice_is_released(worker: WorkerProces
         info = router.info
     async with connect(worker.endpoint) as channel:
         stub = kv_pb2_grpc.KvTransferServiceStub(channel)  # type: ignore[no-untyped-call]
-        pin = kv_pb2.PinRequest(
-            reader_worker="reader",
-            reader_incarnation="2",
-            source_incarnation=info.incarnation,
-            keys=b"".join(chain_keys(request.root_key, request.token_ids)),
-        )
-        kept, dropped = (await stub.Pin(pin)).lease_id, (await stub.Pin(pin)).lease_id
-        call = stub.KeepLeases()
+        ticket = ticket_for("2", request, info)
+        keys = b"".join(chain_keys(request.root_key, request.token_ids))
+        pin = kv_pb2.PinRequest(ticket=ticket, keys=keys)
+        kept, dropped = [(await stub.Pin(pin, metadata=token())).lease_id for _ in range(2)]
+        call = stub.KeepLeases(metadata=token())
 
         async def beat(*lease_ids: str) -> list[str]:
             message = kv_pb2.LeaseBeat(
@@ -121,7 +158,8 @@ async def test_a_lease_that_is_not_listed_twice_is_released(worker: WorkerProces
         assert await beat(kept) == []
         assert await beat(kept, dropped) == [dropped]
         call.cancel()
-        await stub.Unpin(kv_pb2.UnpinRequest(lease_id=kept))
+        unpin = kv_pb2.UnpinRequest(ticket=ticket, lease_id=kept)
+        await stub.Unpin(unpin, metadata=token())
     await asyncio.to_thread(wait_for, lambda: is_free(worker), 2)
 
 
@@ -130,7 +168,7 @@ async def test_another_model_is_refused_by_name(worker: WorkerProcess) -> None:
     async with connect(worker.endpoint) as channel:
         stub = kv_pb2_grpc.KvTransferServiceStub(channel)  # type: ignore[no-untyped-call]
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await stub.Describe(kv_pb2.DescribeRequest(content_digest="ab" * 32))
+            await stub.Describe(kv_pb2.DescribeRequest(content_digest="ab" * 32), metadata=token())
     assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     error = error_of(refused.value)
     assert isinstance(error, IncompatiblePeer) and error.field == "content_digest"

@@ -13,7 +13,7 @@ import grpc
 from paceline.core.errors import PacelineError
 from paceline.core.keys import root_key, tenant_salt
 from paceline.core.sampling import SamplingParams
-from paceline.rpc import tickets
+from paceline.rpc import caller_token, tickets
 from paceline.rpc.channel import connect
 from paceline.rpc.convert import error_from_proto, sampling_to_proto
 from paceline.v1 import common_pb2, worker_pb2, worker_pb2_grpc
@@ -71,6 +71,11 @@ class SlotLog:
         return self
 
 
+def token() -> caller_token.Metadata:
+    """Of a caller that belongs to the deployment."""
+    return caller_token.metadata(SECRET.encode())
+
+
 class Attachment:
     """One Attach stream. Beats by itself unless `beats` is False."""
 
@@ -90,7 +95,7 @@ class Attachment:
 
     async def __aenter__(self) -> "Attachment":
         stub = worker_pb2_grpc.WorkerServiceStub(self._channel)  # type: ignore[no-untyped-call]
-        self._call = stub.Attach(self._commands())
+        self._call = stub.Attach(self._commands(), metadata=token())
         first = await self._call.read()
         assert isinstance(first, worker_pb2.WorkerFrame), self._call
         self.info = first.info
@@ -249,7 +254,10 @@ async def begin_split(
     prefill: Attachment, decode: Attachment, request: common_pb2.TokenRequest, **ticket: object
 ) -> Split:
     log = await decode.reserve(request).until_answered()
-    assert log.reserved is not None, (log.busy, log.error)
+    while log.busy is not None:  # as a router does: wait, and ask again
+        await asyncio.sleep(0.02)
+        log = await decode.reserve(request).until_answered()
+    assert log.reserved is not None, log.error
     made = make_ticket(request, prefill.info, decode.info, **ticket)  # type: ignore[arg-type]
     decode.adopt(log, made, prefill.endpoint)
     return Split(prefill.prefill(request, made), log)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from paceline.v1 import common_pb2 as paceline_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14paceline/v1/kv.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/common.proto\"s\n\x0f\x44\x65scribeRequest\x12\x15\n\rreader_worker\x18\x01 \x01(\t\x12\x1a\n\x12reader_incarnation\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontent_digest\x18\x03 \x01(\t\x12\x15\n\rlayout_digest\x18\x04 \x01(\t\"1\n\x10TransportAddress\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\x0c\"\x8a\x01\n\tPageGroup\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nnum_layers\x18\x02 \x01(\r\x12\x12\n\nnum_planes\x18\x03 \x01(\r\x12\x11\n\tnum_heads\x18\x04 \x01(\r\x12\x10\n\x08head_dim\x18\x05 \x01(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x13\n\x0bpage_tokens\x18\x07 \x01(\r\"\xd7\x01\n\x10\x44\x65scribeResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontent_digest\x18\x03 \x01(\t\x12\x15\n\rlayout_digest\x18\x04 \x01(\t\x12&\n\x06groups\x18\x05 \x03(\x0b\x32\x16.paceline.v1.PageGroup\x12\x11\n\tnum_pages\x18\x06 \x01(\x04\x12\x31\n\ntransports\x18\x07 \x03(\x0b\x32\x1d.paceline.v1.TransportAddress\"6\n\x0fProgressRequest\x12#\n\x06ticket\x18\x01 \x01(\x0b\x32\x13.paceline.v1.Ticket\"|\n\rProgressEvent\x12\x1c\n\x14num_committed_blocks\x18\x01 \x01(\r\x12*\n\x06record\x18\x02 \x01(\x0b\x32\x1a.paceline.v1.HandoffRecord\x12!\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.paceline.v1.Error\"\xda\x01\n\rHandoffRecord\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12-\n\x0c\x66irst_tokens\x18\x03 \x03(\x0b\x32\x17.paceline.v1.FirstToken\x12:\n\x08sidecars\x18\x04 \x03(\x0b\x32(.paceline.v1.HandoffRecord.SidecarsEntry\x1a/\n\rSidecarsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"Y\n\nFirstToken\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x10\n\x08token_id\x18\x02 \x01(\r\x12)\n\x06\x66inish\x18\x03 \x01(\x0e\x32\x19.paceline.v1.FinishReason\"\x9e\x01\n\nPinRequest\x12\x15\n\rreader_worker\x18\x01 \x01(\t\x12\x1a\n\x12reader_incarnation\x18\x02 \x01(\t\x12\x1a\n\x12source_incarnation\x18\x03 \x01(\t\x12\x10\n\x08lease_id\x18\x04 \x01(\t\x12\x0c\n\x04keys\x18\x05 \x01(\x0c\x12!\n\x04tail\x18\x06 \x01(\x0b\x32\x13.paceline.v1.Ticket\">\n\x07PageRef\x12\x0c\n\x04page\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x11\n\tchecksums\x18\x03 \x03(\x06\"\x81\x01\n\x0bPinResponse\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12#\n\x05pages\x18\x02 \x03(\x0b\x32\x14.paceline.v1.PageRef\x12\"\n\x04tail\x18\x03 \x01(\x0b\x32\x14.paceline.v1.PageRef\x12\x17\n\x0fnum_tail_tokens\x18\x04 \x01(\r\"E\n\x0cUnpinRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12#\n\x06ticket\x18\x02 \x01(\x0b\x32\x13.paceline.v1.Ticket\"\x0f\n\rUnpinResponse\">\n\rReportRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x0c\n\x04page\x18\x02 \x01(\r\x12\x12\n\ngeneration\x18\x03 \x01(\x04\"!\n\x0eReportResponse\x12\x0f\n\x07\x64ropped\x18\x01 \x01(\x08\"Q\n\tLeaseBeat\x12\x15\n\rreader_worker\x18\x01 \x01(\t\x12\x1a\n\x12reader_incarnation\x18\x02 \x01(\t\x12\x11\n\tlease_ids\x18\x03 \x03(\t\"9\n\x0eLeaseBeatReply\x12\x19\n\x11unknown_lease_ids\x18\x01 \x03(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x32\xa8\x03\n\x11KvTransferService\x12G\n\x08\x44\x65scribe\x12\x1c.paceline.v1.DescribeRequest\x1a\x1d.paceline.v1.DescribeResponse\x12\x46\n\x08Progress\x12\x1c.paceline.v1.ProgressRequest\x1a\x1a.paceline.v1.ProgressEvent0\x01\x12\x38\n\x03Pin\x12\x17.paceline.v1.PinRequest\x1a\x18.paceline.v1.PinResponse\x12>\n\x05Unpin\x12\x19.paceline.v1.UnpinRequest\x1a\x1a.paceline.v1.UnpinResponse\x12\x41\n\x06Report\x12\x1a.paceline.v1.ReportRequest\x1a\x1b.paceline.v1.ReportResponse\x12\x45\n\nKeepLeases\x12\x16.paceline.v1.LeaseBeat\x1a\x1b.paceline.v1.LeaseBeatReply(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14paceline/v1/kv.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/common.proto\"s\n\x0f\x44\x65scribeRequest\x12\x15\n\rreader_worker\x18\x01 \x01(\t\x12\x1a\n\x12reader_incarnation\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontent_digest\x18\x03 \x01(\t\x12\x15\n\rlayout_digest\x18\x04 \x01(\t\"1\n\x10TransportAddress\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\x0c\"\x8a\x01\n\tPageGroup\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nnum_layers\x18\x02 \x01(\r\x12\x12\n\nnum_planes\x18\x03 \x01(\r\x12\x11\n\tnum_heads\x18\x04 \x01(\r\x12\x10\n\x08head_dim\x18\x05 \x01(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x13\n\x0bpage_tokens\x18\x07 \x01(\r\"\xd7\x01\n\x10\x44\x65scribeResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontent_digest\x18\x03 \x01(\t\x12\x15\n\rlayout_digest\x18\x04 \x01(\t\x12&\n\x06groups\x18\x05 \x03(\x0b\x32\x16.paceline.v1.PageGroup\x12\x11\n\tnum_pages\x18\x06 \x01(\x04\x12\x31\n\ntransports\x18\x07 \x03(\x0b\x32\x1d.paceline.v1.TransportAddress\"6\n\x0fProgressRequest\x12#\n\x06ticket\x18\x01 \x01(\x0b\x32\x13.paceline.v1.Ticket\"|\n\rProgressEvent\x12\x1c\n\x14num_committed_blocks\x18\x01 \x01(\r\x12*\n\x06record\x18\x02 \x01(\x0b\x32\x1a.paceline.v1.HandoffRecord\x12!\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.paceline.v1.Error\"\xda\x01\n\rHandoffRecord\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12-\n\x0c\x66irst_tokens\x18\x03 \x03(\x0b\x32\x17.paceline.v1.FirstToken\x12:\n\x08sidecars\x18\x04 \x03(\x0b\x32(.paceline.v1.HandoffRecord.SidecarsEntry\x1a/\n\rSidecarsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"Y\n\nFirstToken\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x10\n\x08token_id\x18\x02 \x01(\r\x12)\n\x06\x66inish\x18\x03 \x01(\x0e\x32\x19.paceline.v1.FinishReason\"R\n\nPinRequest\x12#\n\x06ticket\x18\x01 \x01(\x0b\x32\x13.paceline.v1.Ticket\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\x11\n\twith_tail\x18\x03 \x01(\x08\">\n\x07PageRef\x12\x0c\n\x04page\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x11\n\tchecksums\x18\x03 \x03(\x06\"\x81\x01\n\x0bPinResponse\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12#\n\x05pages\x18\x02 \x03(\x0b\x32\x14.paceline.v1.PageRef\x12\"\n\x04tail\x18\x03 \x01(\x0b\x32\x14.paceline.v1.PageRef\x12\x17\n\x0fnum_tail_tokens\x18\x04 \x01(\r\"W\n\x0cUnpinRequest\x12#\n\x06ticket\x18\x01 \x01(\x0b\x32\x13.paceline.v1.Ticket\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12\x10\n\x08\x63omplete\x18\x03 \x01(\x08\"\x0f\n\rUnpinResponse\"1\n\rReportRequest\x12\x0c\n\x04page\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\x04\"!\n\x0eReportResponse\x12\x0f\n\x07\x64ropped\x18\x01 \x01(\x08\"Q\n\tLeaseBeat\x12\x15\n\rreader_worker\x18\x01 \x01(\t\x12\x1a\n\x12reader_incarnation\x18\x02 \x01(\t\x12\x11\n\tlease_ids\x18\x03 \x03(\t\"+\n\x0eLeaseBeatReply\x12\x19\n\x11unknown_lease_ids\x18\x01 \x03(\t2\xa8\x03\n\x11KvTransferService\x12G\n\x08\x44\x65scribe\x12\x1c.paceline.v1.DescribeRequest\x1a\x1d.paceline.v1.DescribeResponse\x12\x46\n\x08Progress\x12\x1c.paceline.v1.ProgressRequest\x1a\x1a.paceline.v1.ProgressEvent0\x01\x12\x38\n\x03Pin\x12\x17.paceline.v1.PinRequest\x1a\x18.paceline.v1.PinResponse\x12>\n\x05Unpin\x12\x19.paceline.v1.UnpinRequest\x1a\x1a.paceline.v1.UnpinResponse\x12\x41\n\x06Report\x12\x1a.paceline.v1.ReportRequest\x1a\x1b.paceline.v1.ReportResponse\x12\x45\n\nKeepLeases\x12\x16.paceline.v1.LeaseBeat\x1a\x1b.paceline.v1.LeaseBeatReply(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -52,24 +52,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HANDOFFRECORD_SIDECARSENTRY']._serialized_end=991
   _globals['_FIRSTTOKEN']._serialized_start=993
   _globals['_FIRSTTOKEN']._serialized_end=1082
-  _globals['_PINREQUEST']._serialized_start=1085
-  _globals['_PINREQUEST']._serialized_end=1243
-  _globals['_PAGEREF']._serialized_start=1245
-  _globals['_PAGEREF']._serialized_end=1307
-  _globals['_PINRESPONSE']._serialized_start=1310
-  _globals['_PINRESPONSE']._serialized_end=1439
-  _globals['_UNPINREQUEST']._serialized_start=1441
-  _globals['_UNPINREQUEST']._serialized_end=1510
-  _globals['_UNPINRESPONSE']._serialized_start=1512
-  _globals['_UNPINRESPONSE']._serialized_end=1527
-  _globals['_REPORTREQUEST']._serialized_start=1529
-  _globals['_REPORTREQUEST']._serialized_end=1591
-  _globals['_REPORTRESPONSE']._serialized_start=1593
-  _globals['_REPORTRESPONSE']._serialized_end=1626
-  _globals['_LEASEBEAT']._serialized_start=1628
-  _globals['_LEASEBEAT']._serialized_end=1709
-  _globals['_LEASEBEATREPLY']._serialized_start=1711
-  _globals['_LEASEBEATREPLY']._serialized_end=1768
-  _globals['_KVTRANSFERSERVICE']._serialized_start=1771
-  _globals['_KVTRANSFERSERVICE']._serialized_end=2195
+  _globals['_PINREQUEST']._serialized_start=1084
+  _globals['_PINREQUEST']._serialized_end=1166
+  _globals['_PAGEREF']._serialized_start=1168
+  _globals['_PAGEREF']._serialized_end=1230
+  _globals['_PINRESPONSE']._serialized_start=1233
+  _globals['_PINRESPONSE']._serialized_end=1362
+  _globals['_UNPINREQUEST']._serialized_start=1364
+  _globals['_UNPINREQUEST']._serialized_end=1451
+  _globals['_UNPINRESPONSE']._serialized_start=1453
+  _globals['_UNPINRESPONSE']._serialized_end=1468
+  _globals['_REPORTREQUEST']._serialized_start=1470
+  _globals['_REPORTREQUEST']._serialized_end=1519
+  _globals['_REPORTRESPONSE']._serialized_start=1521
+  _globals['_REPORTRESPONSE']._serialized_end=1554
+  _globals['_LEASEBEAT']._serialized_start=1556
+  _globals['_LEASEBEAT']._serialized_end=1637
+  _globals['_LEASEBEATREPLY']._serialized_start=1639
+  _globals['_LEASEBEATREPLY']._serialized_end=1682
+  _globals['_KVTRANSFERSERVICE']._serialized_start=1685
+  _globals['_KVTRANSFERSERVICE']._serialized_end=2109
 # @@protoc_insertion_point(module_scope)

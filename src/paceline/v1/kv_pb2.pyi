@@ -109,20 +109,14 @@ class FirstToken(_message.Message):
     def __init__(self, choice: _Optional[int] = ..., token_id: _Optional[int] = ..., finish: _Optional[_Union[_common_pb2.FinishReason, str]] = ...) -> None: ...
 
 class PinRequest(_message.Message):
-    __slots__ = ("reader_worker", "reader_incarnation", "source_incarnation", "lease_id", "keys", "tail")
-    READER_WORKER_FIELD_NUMBER: _ClassVar[int]
-    READER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    SOURCE_INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("ticket", "keys", "with_tail")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
-    TAIL_FIELD_NUMBER: _ClassVar[int]
-    reader_worker: str
-    reader_incarnation: str
-    source_incarnation: str
-    lease_id: str
+    WITH_TAIL_FIELD_NUMBER: _ClassVar[int]
+    ticket: _common_pb2.Ticket
     keys: bytes
-    tail: _common_pb2.Ticket
-    def __init__(self, reader_worker: _Optional[str] = ..., reader_incarnation: _Optional[str] = ..., source_incarnation: _Optional[str] = ..., lease_id: _Optional[str] = ..., keys: _Optional[bytes] = ..., tail: _Optional[_Union[_common_pb2.Ticket, _Mapping]] = ...) -> None: ...
+    with_tail: bool
+    def __init__(self, ticket: _Optional[_Union[_common_pb2.Ticket, _Mapping]] = ..., keys: _Optional[bytes] = ..., with_tail: _Optional[bool] = ...) -> None: ...
 
 class PageRef(_message.Message):
     __slots__ = ("page", "generation", "checksums")
@@ -147,26 +141,26 @@ class PinResponse(_message.Message):
     def __init__(self, lease_id: _Optional[str] = ..., pages: _Optional[_Iterable[_Union[PageRef, _Mapping]]] = ..., tail: _Optional[_Union[PageRef, _Mapping]] = ..., num_tail_tokens: _Optional[int] = ...) -> None: ...
 
 class UnpinRequest(_message.Message):
-    __slots__ = ("lease_id", "ticket")
-    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("ticket", "lease_id", "complete")
     TICKET_FIELD_NUMBER: _ClassVar[int]
-    lease_id: str
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
     ticket: _common_pb2.Ticket
-    def __init__(self, lease_id: _Optional[str] = ..., ticket: _Optional[_Union[_common_pb2.Ticket, _Mapping]] = ...) -> None: ...
+    lease_id: str
+    complete: bool
+    def __init__(self, ticket: _Optional[_Union[_common_pb2.Ticket, _Mapping]] = ..., lease_id: _Optional[str] = ..., complete: _Optional[bool] = ...) -> None: ...
 
 class UnpinResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("key", "page", "generation")
-    KEY_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("page", "generation")
     PAGE_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
-    key: bytes
     page: int
     generation: int
-    def __init__(self, key: _Optional[bytes] = ..., page: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
+    def __init__(self, page: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class ReportResponse(_message.Message):
     __slots__ = ("dropped",)
@@ -185,9 +179,7 @@ class LeaseBeat(_message.Message):
     def __init__(self, reader_worker: _Optional[str] = ..., reader_incarnation: _Optional[str] = ..., lease_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class LeaseBeatReply(_message.Message):
-    __slots__ = ("unknown_lease_ids", "step")
+    __slots__ = ("unknown_lease_ids",)
     UNKNOWN_LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
     unknown_lease_ids: _containers.RepeatedScalarFieldContainer[str]
-    step: int
-    def __init__(self, unknown_lease_ids: _Optional[_Iterable[str]] = ..., step: _Optional[int] = ...) -> None: ...
+    def __init__(self, unknown_lease_ids: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from paceline.core.errors import ConfigError, IncompatiblePeer
+from paceline.core.errors import ConfigError
 from paceline.kv_transfer import registry
 from paceline.kv_transfer.base import TransportSettings
 from tests.contract.pools import SMALL, make_pool
@@ -15,9 +15,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="'ucx'.*local, shm, tcp, auto"):
         registry.make_source("ucx", make_pool(SMALL, 1), SETTINGS)
     with pytest.raises(ConfigError, match="local, shm, tcp, auto"):
-        registry.source_names("ucx")
-    with pytest.raises(ConfigError, match="local, shm, tcp, auto"):
-        registry.choose("ucx", {"tcp": b""})
+        registry.names_of(("ucx",))
 
 
 def test_a_transport_is_imported_when_it_is_first_used() -> None:
@@ -34,54 +32,34 @@ def test_a_transport_is_imported_when_it_is_first_used() -> None:
 def test_a_transport_without_its_library_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_modules", dict(registry._modules))
     registry.register("rocket", "paceline.kv_transfer.rocket")
-    assert registry.known_transports()[-1] == "rocket"
+    assert registry.names_of(("auto",))[-1] == "rocket"
     with pytest.raises(ConfigError, match=r"rocket.*No module named"):
         registry.load("rocket")
 
 
-def test_auto_takes_the_best_that_both_have() -> None:
+def test_auto_means_all_between_processes_best_first() -> None:
+    assert registry.names_of(("auto",)) == ["shm", "tcp"]
+    assert registry.names_of(("tcp", "auto", "local")) == ["tcp", "shm", "local"]
+
+
+def test_what_cannot_be_reached_says_why() -> None:
     pool = make_pool(SMALL, 1)
-    sources = {
-        name: registry.make_source(name, pool, SETTINGS) for name in registry.source_names("auto")
-    }
+    sources = {name: registry.make_source(name, pool, SETTINGS) for name in ("local", "shm", "tcp")}
     for source in sources.values():
         source.start()
     offered = {name: source.address() for name, source in sources.items()}
     try:
-        choice = registry.choose("auto", offered)
-        assert choice.name == "shm"
-        assert choice.address == offered["shm"]
-        assert choice.passed_over == ("local: the source offers only shm, tcp",)
-        without_shm = registry.choose("auto", {"tcp": offered["tcp"]})
-        assert without_shm.name == "tcp"
-        assert "shm: the source offers only tcp" in without_shm.passed_over
-        assert registry.choose("tcp", offered).name == "tcp"
-        sources["shm"].close()
-        fallback = registry.choose("auto", offered)
-        assert fallback.name == "tcp"
-        assert "shm: its socket does not answer: Connection refused" in fallback.passed_over
+        assert not any(registry.why_not(name, offered) for name in offered)
+        only_tcp = {"tcp": offered["tcp"]}
+        assert registry.why_not("shm", only_tcp) == "the source offers only tcp"
+        assert registry.why_not("shm", {}) == "the source offers only none"
+        for source in sources.values():
+            source.close()
+        refused = "its socket does not answer: Connection refused"
+        assert registry.why_not("shm", offered) == refused
+        assert registry.why_not("local", offered) == "the source lives in another process"
+        assert "cannot be read" in registry.why_not("tcp", {"tcp": b"junk"})
+        assert "cannot be read" in registry.why_not("shm", {"shm": b"\x80\x04junk"})
     finally:
         for source in sources.values():
             source.close()
-
-
-def test_no_common_transport_gives_each_reason() -> None:
-    with pytest.raises(IncompatiblePeer, match="shm: the source offers only rocket") as caught:
-        registry.choose("auto", {"rocket": b""})
-    assert "tcp: the source offers only rocket" in caught.value.message
-    assert caught.value.field == "transport"
-
-
-def test_auto_passes_over_addresses_that_cannot_be_read() -> None:
-    with pytest.raises(IncompatiblePeer, match="tcp: address cannot be read"):
-        registry.choose("auto", {"shm": b"\x80\x04junk", "tcp": b"junk"})
-
-
-def test_local_reaches_this_process_only() -> None:
-    pool = make_pool(SMALL, 1)
-    source = registry.make_source("local", pool, SETTINGS)
-    source.start()
-    assert registry.choose("auto", {"local": source.address()}).name == "local"
-    source.close()
-    with pytest.raises(IncompatiblePeer, match="local: the source lives in another process"):
-        registry.choose("auto", {"local": source.address()})

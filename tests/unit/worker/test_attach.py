@@ -7,10 +7,13 @@ import grpc
 import pytest
 
 from paceline.core.errors import PacelineError, Unavailable
+from paceline.rpc import caller_token
 from paceline.rpc.channel import connect, make_server
 from paceline.v1 import worker_pb2, worker_pb2_grpc
 from paceline.worker.attach import AttachServicer
 from paceline.worker.router_stream import RouterStream
+
+SECRET = b"deployment"
 
 
 class FloodedSession:
@@ -50,7 +53,7 @@ async def session() -> FloodedSession:
 
 @pytest.fixture
 async def endpoint(session: FloodedSession) -> AsyncIterator[str]:
-    server = make_server()
+    server = make_server(SECRET)
     servicer = AttachServicer(lambda: session)  # type: ignore[arg-type, return-value]
     worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
@@ -60,8 +63,9 @@ async def endpoint(session: FloodedSession) -> AsyncIterator[str]:
 
 
 async def test_a_router_that_never_reads_is_let_go(session: FloodedSession, endpoint: str) -> None:
+    token = caller_token.metadata(SECRET)
     async with connect(endpoint) as channel:
-        call = worker_pb2_grpc.WorkerServiceStub(channel).Attach()  # type: ignore[no-untyped-call]
+        call = worker_pb2_grpc.WorkerServiceStub(channel).Attach(metadata=token)  # type: ignore[no-untyped-call]
         assert (await call.read()).info.worker_id == "w"
         num_frames = await asyncio.wait_for(session.flood(), 10)
         assert num_frames < 3000
@@ -74,13 +78,14 @@ async def test_attach_says_why_there_is_nothing_to_attach_to() -> None:
     def loading() -> None:
         raise Unavailable("the model is being loaded")
 
-    server = make_server()
+    server = make_server(SECRET)
     servicer = AttachServicer(loading)  # type: ignore[arg-type]
     worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
+    token = caller_token.metadata(SECRET)
     async with connect(f"127.0.0.1:{port}") as channel:
-        call = worker_pb2_grpc.WorkerServiceStub(channel).Attach()  # type: ignore[no-untyped-call]
+        call = worker_pb2_grpc.WorkerServiceStub(channel).Attach(metadata=token)  # type: ignore[no-untyped-call]
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await call.read()
     await server.stop(None)

@@ -43,7 +43,7 @@ def test_too_many_waiting_events_become_one_resync() -> None:
     taken = list(events.take())
     assert taken[0] == ("cleared", [])
     assert sum(len(keys) for _, keys in taken) == index_events.MAX_WAITING_EVENTS + 10
-    assert all(len(keys) <= index_events.MAX_KEYS_PER_EVENT for _, keys in taken)
+    assert all(len(keys) <= index_events.MAX_EVENT_KEYS for _, keys in taken)
 
 
 def test_sequences_rise_by_one() -> None:

@@ -2,11 +2,12 @@
 
 import pytest
 
-from paceline.core.errors import Overloaded, PeerGone
-from paceline.worker.leases import LeaseTable
+from paceline.core.errors import Overloaded
+from paceline.worker.leases import MAX_LEASE_S, LeaseTable
 
 READER = ("reader", "1")
 OTHER = ("reader", "2")  # another incarnation of it
+HANDOFF = ("request", 0)
 
 
 class Clock:
@@ -27,7 +28,7 @@ def table(clock: Clock) -> LeaseTable:
 
 
 def pinned(table: LeaseTable, reader: tuple[str, str], pages: list[tuple[int, int]]) -> str:
-    lease_id = table.open(reader, "")
+    lease_id = table.open(reader, HANDOFF)
     assert table.add(lease_id, pages)
     return lease_id
 
@@ -35,17 +36,36 @@ def pinned(table: LeaseTable, reader: tuple[str, str], pages: list[tuple[int, in
 def test_a_release_gives_the_pages_back_once(table: LeaseTable) -> None:
     lease_id = pinned(table, READER, [(1, 5), (2, 5)])
     assert table.num_pages == 2
-    assert table.release(lease_id) == [(1, 5), (2, 5)]
-    assert table.release(lease_id) == []
+    assert table.release(lease_id, READER) == [(1, 5), (2, 5)]
+    assert table.release(lease_id, READER) == []
     assert (table.num_pages, len(table)) == (0, 0)
 
 
 def test_a_reader_cannot_end_the_lease_of_another(table: LeaseTable) -> None:
     lease_id = pinned(table, READER, [(1, 5)])
     assert table.release(lease_id, OTHER) == []
-    with pytest.raises(PeerGone):
-        table.open(OTHER, lease_id)
     assert table.num_pages == 1
+
+
+def test_a_revoked_handoff_holds_nothing(table: LeaseTable) -> None:
+    first, second = pinned(table, READER, [(1, 5)]), pinned(table, READER, [(2, 5), (3, 5)])
+    other = table.open(READER, ("request", 1))
+    assert table.add(other, [(4, 5)])
+    assert table.revoke(HANDOFF) == [(1, 5), (2, 5), (3, 5)]
+    assert set(table.beat(READER, [first, second, other])[1]) == {first, second}
+    assert table.num_pages == 1
+
+
+def test_no_lease_outlives_any_pull(table: LeaseTable, clock: Clock) -> None:
+    lease_id = pinned(table, READER, [(1, 1)])
+    for _ in range(round(MAX_LEASE_S)):
+        clock.now += 1
+        table.beat(READER, [lease_id])
+        assert table.sweep() == []
+    clock.now += 1
+    table.beat(READER, [lease_id])
+    assert table.sweep() == [(1, 1)]
+    assert table.beat(READER, [lease_id])[1] == [lease_id]
 
 
 def test_a_lease_unlisted_twice_is_released(table: LeaseTable) -> None:
@@ -93,7 +113,7 @@ def test_promises_count_towards_the_cap(table: LeaseTable) -> None:
 
 
 def test_pins_for_a_lease_that_ended_meanwhile_are_not_kept(table: LeaseTable) -> None:
-    lease_id = table.open(READER, "")
-    table.release(lease_id)
+    lease_id = table.open(READER, HANDOFF)
+    table.release(lease_id, READER)
     assert not table.add(lease_id, [(1, 1)])
     assert table.num_pages == 0

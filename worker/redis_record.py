@@ -1,12 +1,7 @@
 """This worker in Redis: its record under a lease, and the events of its pool. A hint, no more.
 
-    pl:1:worker:<id>               signed WorkerInfo, expires in 3 beats
-    pl:1:keys:<id>:<incarnation>   set of 16-byte keys
-    pl:1:seq:<id>:<incarnation>    sequence of the last event in the set
-    pl:1:events                    stream of events of all workers
-
-Set, sequence and event change in one script. Nothing here is awaited by serving: a Redis that is
-slow, paused or gone costs dropped events, which a resync replaces when it is back.
+The set of keys, its number and the event change in one script. Nothing here is awaited by serving:
+a Redis that is slow, paused or gone costs dropped events, which a resync replaces when it is back.
 """
 
 import asyncio
@@ -17,35 +12,44 @@ import structlog
 from redis.exceptions import RedisError
 
 from paceline.engine.messages import Removed, Stored
+from paceline.rpc.redis_schema import (
+    EVENTS,
+    KEYS_TTL_MS,
+    LEASE_BEATS,
+    MAX_EVENTS,
+    Field,
+    Kind,
+    keys_name,
+    sequence_name,
+    worker_name,
+)
 from paceline.v1 import worker_pb2
 from paceline.worker.index_events import IndexEvents
 
-PREFIX = "pl:1:"
-MAX_STREAM_EVENTS = 100_000
-KEYS_TTL_MS = 10_000
 TIMEOUT_S = 1.0
 EVENT_DELAY_S = 0.01  # events of a few steps go out together
 
 # KEYS: set, sequence, stream. ARGV: worker, incarnation, kind, packed keys, ttl, stream length,
 # sequence
-_APPLY = """
+_APPLY = f"""
 local packed, n = ARGV[4], #ARGV[4] / 16
-if ARGV[3] == 'cleared' then redis.call('DEL', KEYS[1]) end
+if ARGV[3] == '{Kind.CLEARED}' then redis.call('DEL', KEYS[1]) end
 for i = 0, n - 1 do
   local key = string.sub(packed, i * 16 + 1, i * 16 + 16)
-  if ARGV[3] == 'stored' then redis.call('SADD', KEYS[1], key)
+  if ARGV[3] == '{Kind.STORED}' then redis.call('SADD', KEYS[1], key)
   else redis.call('SREM', KEYS[1], key) end
 end
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
 redis.call('SET', KEYS[2], ARGV[7], 'PX', ARGV[5])
-redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[6], '*', 'w', ARGV[1], 'i', ARGV[2],
-  's', ARGV[7], 'k', ARGV[3], 'b', packed, 't', 'device')
+redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[6], '*',
+  '{Field.WORKER}', ARGV[1], '{Field.INCARNATION}', ARGV[2], '{Field.SEQUENCE}', ARGV[7],
+  '{Field.KIND}', ARGV[3], '{Field.KEYS}', packed, '{Field.TIER}', 'device')
 """
 
 _log = structlog.get_logger("paceline.worker")
 
 
-class Registry:
+class RedisRecord:
     """`publish` an incarnation, `withdraw` it when it ends, `close` at exit.
 
     Without a URL every call does nothing.
@@ -77,14 +81,10 @@ class Registry:
         if task is None or self._info is None:
             return
         task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        await asyncio.gather(task, return_exceptions=True)
         with contextlib.suppress(RedisError, OSError, TimeoutError):
             async with asyncio.timeout(TIMEOUT_S), self._client() as client:
-                await client.delete(
-                    f"{PREFIX}worker:{self._info.worker_id}",
-                    *_names(self._info),
-                )
+                await client.delete(worker_name(self._info.worker_id), *_names(self._info))
 
     def _client(self) -> redis.asyncio.Redis:
         return redis.asyncio.from_url(
@@ -123,9 +123,9 @@ class Registry:
             self._wake.clear()
             for kind, keys in events.take():
                 owner = (info.worker_id, info.incarnation)
-                limits = (KEYS_TTL_MS, MAX_STREAM_EVENTS, events.next_sequence())
+                limits = (KEYS_TTL_MS, MAX_EVENTS, events.next_sequence())
                 await script(
-                    keys=[*_names(info), f"{PREFIX}events"],
+                    keys=[*_names(info), EVENTS],
                     args=[*owner, kind, b"".join(keys), *limits],
                 )
             self.is_up = True
@@ -135,8 +135,8 @@ class Registry:
 
     async def _beat(self, client: redis.asyncio.Redis, info: worker_pb2.WorkerInfo) -> None:
         """Renews the record; a set that has vanished (a flushed Redis) is written anew."""
-        lease_ms = round(3000 * self._beat_s)
-        await client.set(f"{PREFIX}worker:{info.worker_id}", info.SerializeToString(), px=lease_ms)
+        lease_ms = round(LEASE_BEATS * 1000 * self._beat_s)
+        await client.set(worker_name(info.worker_id), info.SerializeToString(), px=lease_ms)
         keys_name, sequence_name = _names(info)
         await client.pexpire(keys_name, KEYS_TTL_MS)
         if self.is_up and not await client.pexpire(sequence_name, KEYS_TTL_MS):
@@ -144,5 +144,5 @@ class Registry:
 
 
 def _names(info: worker_pb2.WorkerInfo) -> tuple[str, str]:
-    owner = f"{info.worker_id}:{info.incarnation}"
-    return f"{PREFIX}keys:{owner}", f"{PREFIX}seq:{owner}"
+    owner = (info.worker_id, info.incarnation)
+    return keys_name(*owner), sequence_name(*owner)
