@@ -70,7 +70,7 @@ class Cluster:
         self.redis_url = spec.redis_url
         self._show = show
         self._cancelled = threading.Event()
-        self._router_port = 0
+        self._router_port = self._grpc_port = 0
         self._next_number = {"prefill": 0, "decode": 0}
         # Children die with the thread that starts them, so one thread starts them all.
         self._spawner = ThreadPoolExecutor(1, "spawner")

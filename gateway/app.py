@@ -24,8 +24,8 @@ _CODES = {404: "not_found", 405: "method_not_allowed"}
 def make_app(serving: Serving) -> Starlette:
     """The ASGI app over a Serving; tests drive it through a real server."""
     pages = Pages(serving)
-    chat_endpoint = Endpoint(serving, chat.DECODER, chat.plan_chat)
-    completion_endpoint = Endpoint(serving, completions.DECODER, completions.plan_completion)
+    chat_endpoint = Endpoint(serving, chat.DECODER, chat.prepare_chat)
+    completion_endpoint = Endpoint(serving, completions.DECODER, completions.prepare_completion)
     routes = [
         Route("/v1/chat/completions", chat_endpoint, methods=["POST"]),
         Route("/v1/completions", completion_endpoint, methods=["POST"]),

@@ -9,7 +9,7 @@ from paceline.gateway.answer import AnswerHead
 from paceline.gateway.chat_answer import ChatAnswer
 from paceline.gateway.jobs import Job, make_prompt
 from paceline.gateway.openai_types import ChatMessage, ChatRequest, ContentPart
-from paceline.gateway.plans import Plan, answer_options, wishes_of
+from paceline.gateway.prepared import PreparedRequest, answer_options, wishes_of
 from paceline.gateway.sampling_intake import (
     checked_priority,
     fit_context,
@@ -21,7 +21,9 @@ from paceline.gateway.serving import Serving
 DECODER = msgspec.json.Decoder(ChatRequest)
 
 
-async def plan_chat(serving: Serving, request: ChatRequest, *, has_timing: bool) -> Plan:
+async def prepare_chat(
+    serving: Serving, request: ChatRequest, *, has_timing: bool
+) -> PreparedRequest:
     """Raises PacelineError; nothing has been sent to the router then."""
     model = serving.model(request.model)
     options = answer_options(request, has_timing=has_timing)
@@ -53,7 +55,9 @@ async def plan_chat(serving: Serving, request: ChatRequest, *, has_timing: bool)
         has_usage=options.has_usage,
         has_timing=options.has_timing,
     )
-    return Plan(model, [Job(model, prompt, params, stops, priority)], answer, bool(request.stream))
+    return PreparedRequest(
+        model, [Job(model, prompt, params, stops, priority)], answer, bool(request.stream)
+    )
 
 
 def _num_logprobs(request: ChatRequest) -> int | None:

@@ -5,12 +5,12 @@ import dataclasses
 import msgspec
 
 from paceline.core.errors import InvalidRequest
-from paceline.core.sampling import SamplingParams
+from paceline.core.sampling import MAX_CHOICES, SamplingParams
 from paceline.gateway.answer import AnswerHead
 from paceline.gateway.completion_answer import CompletionAnswer
 from paceline.gateway.jobs import Job, Prompt, make_prompt
 from paceline.gateway.openai_types import CompletionRequest
-from paceline.gateway.plans import Plan, answer_options, wishes_of
+from paceline.gateway.prepared import PreparedRequest, answer_options, wishes_of
 from paceline.gateway.sampling_intake import (
     checked_priority,
     fit_context,
@@ -22,12 +22,11 @@ from paceline.v1.control_pb2 import ModelInfo
 
 DECODER = msgspec.json.Decoder(CompletionRequest)
 DEFAULT_MAX_TOKENS = 16
-MAX_CHOICES = 128  # of all prompts together
 
 
-async def plan_completion(
+async def prepare_completion(
     serving: Serving, request: CompletionRequest, *, has_timing: bool
-) -> Plan:
+) -> PreparedRequest:
     """Raises PacelineError; nothing has been sent to the router then."""
     model = serving.model(request.model)
     options = answer_options(request, has_timing=has_timing)
@@ -35,7 +34,7 @@ async def plan_completion(
     params = sampling_params(wishes, model)
     stops = stop_automata(wishes.stop, serving.config.max_stop_strings)
     prompts = _prompts(request.prompt, serving.config.max_prompts)
-    if len(prompts) * params.n > MAX_CHOICES:
+    if len(prompts) * params.n > MAX_CHOICES:  # of all prompts together
         reason = f"with {len(prompts)} prompts there may be {MAX_CHOICES} choices in all"
         raise InvalidRequest("n", params.n, reason)
     template = Job(model, Prompt([], b"", b""), params, stops, checked_priority(wishes.priority))
@@ -52,7 +51,7 @@ async def plan_completion(
         has_usage=options.has_usage,
         has_timing=options.has_timing,
     )
-    return Plan(model, jobs, answer, bool(request.stream))
+    return PreparedRequest(model, jobs, answer, bool(request.stream))
 
 
 async def completion_prompt(serving: Serving, content: str | list[int], model: ModelInfo) -> Prompt:

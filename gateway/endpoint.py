@@ -19,7 +19,7 @@ from paceline.gateway.body import decode, discard_body, read_body
 from paceline.gateway.errors import BodyTooLarge, error_body, http_error
 from paceline.gateway.generation import Generation
 from paceline.gateway.openai_types import SamplingFields
-from paceline.gateway.plans import Plan
+from paceline.gateway.prepared import PreparedRequest
 from paceline.gateway.replies import caller_id_header, send_body, send_start
 from paceline.gateway.serving import Serving
 
@@ -30,23 +30,23 @@ _DISCARD_BYTES, _DISCARD_S = 64 << 20, 5.0
 logger = structlog.stdlib.get_logger("paceline.gateway")
 
 
-class Planner(Protocol[R_contra]):
+class Prepare(Protocol[R_contra]):
     """What an API does with a decoded body."""
 
     def __call__(
         self, serving: Serving, request: R_contra, *, has_timing: bool
-    ) -> Awaitable[Plan]: ...
+    ) -> Awaitable[PreparedRequest]: ...
 
 
 class Endpoint:
     """An instance, not a function: Starlette then passes scope, receive and send through."""
 
     def __init__(
-        self, serving: Serving, decoder: "msgspec.json.Decoder[R]", plan: "Planner[R]"
+        self, serving: Serving, decoder: "msgspec.json.Decoder[R]", prepare: "Prepare[R]"
     ) -> None:
         self._serving = serving
         self._decoder = decoder
-        self._plan = plan
+        self._prepare = prepare
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(self._serving, scope, receive, send)
@@ -54,8 +54,8 @@ class Endpoint:
             with self._serving.admitted():
                 request = await self._read(scope, receive)
                 has_timing = exchange.header(b"x-paceline-timing") is not None
-                plan = await self._plan(self._serving, request, has_timing=has_timing)  # type: ignore[arg-type]
-                await exchange.run(plan)
+                prepared = await self._prepare(self._serving, request, has_timing=has_timing)  # type: ignore[arg-type]
+                await exchange.run(prepared)
         except PacelineError as error:
             await exchange.fail(error)
         except Exception:  # the edge of the process: the caller gets no traceback
@@ -87,12 +87,12 @@ class Exchange:
                 return bytes(value)
         return None
 
-    async def run(self, plan: Plan) -> None:
-        generation = self._serving.generation(plan.model, self._abort)
+    async def run(self, prepared: PreparedRequest) -> None:
+        generation = self._serving.generation(prepared.model, self._abort)
         watcher = asyncio.create_task(self._watch(generation), name="disconnect-watcher")
         try:
-            generation.submit(plan.jobs, self._serving.config.request_timeout_s)
-            await (self._stream if plan.is_stream else self._whole)(plan, generation)
+            generation.submit(prepared.jobs, self._serving.config.request_timeout_s)
+            await (self._stream if prepared.is_stream else self._whole)(prepared, generation)
         finally:
             generation.close()
             watcher.cancel()
@@ -115,9 +115,9 @@ class Exchange:
             await discard_body(self._receive, _DISCARD_BYTES, _DISCARD_S)
             await send_body(self._send, b"", more=False)
 
-    async def _stream(self, plan: Plan, generation: Generation) -> None:
+    async def _stream(self, prepared: PreparedRequest, generation: Generation) -> None:
         """One write a step. The status goes out with the first token."""
-        answer = plan.answer
+        answer = prepared.answer
         while not generation.done:
             frames = [answer.frames(*item) for item in await generation.step()]
             if not self._is_started:
@@ -129,11 +129,11 @@ class Exchange:
             if generation.done or (body and not self._write_chunk(body)):
                 await send_body(self._send, body, more=not generation.done)
 
-    async def _whole(self, plan: Plan, generation: Generation) -> None:
+    async def _whole(self, prepared: PreparedRequest, generation: Generation) -> None:
         while not generation.done:
             for choice, delta in await generation.step():
-                plan.answer.collect(choice, delta)
-        body = plan.answer.whole(generation)
+                prepared.answer.collect(choice, delta)
+        body = prepared.answer.whole(generation)
         await send_start(self._send, 200, self._headers(), len(body))
         await send_body(self._send, body, more=False)
 

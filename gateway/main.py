@@ -7,7 +7,7 @@ import sys
 
 import uvloop
 
-from paceline.core import logs
+from paceline.core import keys, logs
 from paceline.gateway.app import make_app
 from paceline.gateway.config import GatewayConfig
 from paceline.gateway.grpc_server import GrpcServer
@@ -38,6 +38,7 @@ class GatewayServer:
 
     async def start(self) -> None:
         """Listens, then looks for a router; readiness tells when it has one."""
+        keys.self_test()
         await self._grpc.start()
         await self._http.start()
         self.serving.on_change = self._update_health

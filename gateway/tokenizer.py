@@ -1,6 +1,5 @@
 """Text to token ids as Hugging Face does it, without importing transformers."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 
 from paceline.core.errors import ConfigError, InvalidRequest
+from paceline.core.model_files import eos_token_ids, read_json
 from paceline.core.serving_digest import serving_digest
 from paceline.gateway.chat_template import load_template
 from paceline.gateway.config import GatewayConfig
@@ -26,13 +26,13 @@ class TextModel:
     """What a gateway knows of a model: tokenizer, chat template, ids that end a text."""
 
     def __init__(self, config: GatewayConfig) -> None:
-        tokenizer_config = _read_json(config.model / "tokenizer_config.json")
+        tokenizer_config = _tokenizer_config(config.model)
         self.digest = serving_digest(config.model)
         self._tokenizer = _load_tokenizer(config.model / "tokenizer.json")
         self._template = load_template(
             config.model, tokenizer_config, config.max_rendered_chars, config.render_timeout_s
         )
-        self.eos_token_ids = _eos_token_ids(config.model)
+        self.eos_token_ids = frozenset(eos_token_ids(config.model))
         added = self._tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         self._table = ByteTable(self._tokenizer, self._special_ids)
@@ -84,22 +84,6 @@ def _load_tokenizer(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def _eos_token_ids(model_dir: Path) -> frozenset[int]:
-    """generation_config.json over config.json, as transformers decides."""
-    for name in ("generation_config.json", "config.json"):
-        found = _read_json(model_dir / name).get("eos_token_id")
-        if found is not None:
-            return frozenset([found] if isinstance(found, int) else found)
-    return frozenset()
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ConfigError("model", path.name, f"is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ConfigError("model", path.name, "must hold a JSON object")
-    return content
+def _tokenizer_config(model_dir: Path) -> dict[str, Any]:
+    path = model_dir / "tokenizer_config.json"
+    return read_json(path) if path.is_file() else {}

@@ -1,13 +1,10 @@
 """Typed access to a config.json that remembers what was read: nothing is ignored silently."""
 
-import json
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import ConfigError
 
-MAX_JSON_BYTES = 64 << 20
 _REQUIRED: Any = object()
 
 
@@ -61,14 +58,6 @@ class Fields:
             raise self.error(name, value, "must be a list of numbers")
         return tuple(map(float, value))
 
-    def token_ids(self, name: str) -> tuple[int, ...]:
-        """One id, a list of ids, or nothing."""
-        value = self.get(name, [])
-        ids = value if isinstance(value, list) else [value]
-        if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
-            raise self.error(name, value, "must be a token id or a list of token ids")
-        return tuple(ids)
-
     def unread(self) -> dict[str, Any]:
         return {name: value for name, value in self.raw.items() if name not in self._read}
 
@@ -80,18 +69,3 @@ class Fields:
         if value is _REQUIRED:
             raise self.error(name, None, "is missing")
         return value
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; ConfigError when it is not there, too big or something else."""
-    try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise ConfigError("model", path.name, f"larger than {MAX_JSON_BYTES} bytes")
-        value = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ConfigError("model", str(path), f"cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError("model", str(path), f"not valid JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ConfigError("model", str(path), "must hold a JSON object")
-    return value

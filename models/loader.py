@@ -6,9 +6,10 @@ from pathlib import Path
 import torch
 
 from paceline.core.errors import ConfigError
+from paceline.core.model_files import eos_token_ids, read_json
 from paceline.core.serving_digest import serving_digest
 from paceline.models.base import Model
-from paceline.models.fields import Fields, read_json
+from paceline.models.fields import Fields
 from paceline.models.manifest import content_digest
 from paceline.models.registry import ModelSource, Progress, find_model
 
@@ -43,7 +44,7 @@ def load_model(
         fields=fields,
         device=torch.device(device),
         dtype=DTYPES[dtype],
-        eos_token_ids=eos_token_ids(folder, fields),
+        eos_token_ids=eos_token_ids(folder),
         max_context_length=max_context_length,
         progress=progress,
     )
@@ -54,12 +55,3 @@ def load_model(
         content_digest(folder, (architecture, found.numerics_version, semantics), dtype),
         serving_digest(folder),
     )
-
-
-def eos_token_ids(folder: Path, fields: Fields) -> tuple[int, ...]:
-    """Of generation_config.json where it names any, else of config.json."""
-    own = fields.token_ids("eos_token_id")
-    path = folder / "generation_config.json"
-    if not path.exists():
-        return own
-    return Fields(read_json(path)).token_ids("eos_token_id") or own

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import ConfigError
-from paceline.models.fields import read_json
+from paceline.core.model_files import read_json
 
 MANIFEST_NAME = "paceline-manifest.json"
 KEY_FORMAT_VERSION = 1

@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from paceline.core.errors import ConfigError
-from paceline.models.fields import read_json
+from paceline.core.model_files import read_json
 from paceline.models.registry import Progress
 
 INDEX_NAME = "model.safetensors.index.json"

@@ -7,6 +7,7 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from paceline.core import keys
 from paceline.core.errors import ConfigError
 from paceline.core.probes import ProbeServer
 from paceline.router.config import RouterConfig
@@ -52,6 +53,7 @@ class Router:
 
     async def start(self) -> None:
         """Listens. Raises ConfigError when a port is taken."""
+        keys.self_test()
         servicer = RouterServicer(self.config, self.coordinator)
         self.fleet.on_models = lambda: servicer.set_models(self.fleet.models())
         control_pb2_grpc.add_RouterServiceServicer_to_server(  # type: ignore[no-untyped-call]

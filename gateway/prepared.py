@@ -11,7 +11,7 @@ from paceline.v1.control_pb2 import ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PreparedRequest:
     """All that is needed to run and answer a request."""
 
     model: ModelInfo
