@@ -230,7 +230,7 @@ class Pinned(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Unpinned(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    num_unpinned: int
+    """Pins of another life of their page were passed over."""
 
 
 class Rechecked(msgspec.Struct, frozen=True, tag=True, array_like=True):

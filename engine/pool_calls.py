@@ -32,7 +32,9 @@ class PoolCalls:
                 return self._pin(call)
             case Unpin():
                 with self.pool.lock:
-                    return Unpinned(sum(self.pool.unpin(*reference) for reference in call.pages))
+                    for page, generation in call.pages:
+                        self.pool.unpin(page, generation)
+                return Unpinned()
             case Recheck():
                 return Rechecked(self._recheck(call))
             case CheckIntegrity():

@@ -8,6 +8,7 @@ from paceline.core.config import setting
 from paceline.core.errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+_check = ConfigError.check
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,3 @@ class WorkerConfig:
     @property
     def served_name(self) -> str:
         return self.model_name or os.path.basename(os.path.normpath(self.model))
-
-
-def _check(field: str, value: object, holds: bool, reason: str) -> None:
-    if not holds:
-        raise ConfigError(field, value, reason)

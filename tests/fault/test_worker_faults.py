@@ -17,6 +17,7 @@ from tests.support.worker_pair import FAST, is_free
 from tests.support.workers import WorkerProcess, start_worker, wait_for
 
 TOKEN_S = 0.001
+FEW_PINS = 0.008  # of 1024 pages: 8
 SETTINGS = {**FAST, "max_batch_tokens": 128}  # a chunk of a prompt takes 0.13 s
 
 
@@ -32,7 +33,7 @@ def workers(model: Path) -> Iterator[dict[str, WorkerProcess]]:
     """Two prefill workers, one of which is there to be killed, and two of decode."""
     started = {
         "prefill": start_worker("prefill", model, **SETTINGS),
-        "victim": start_worker("prefill", model, **SETTINGS),
+        "victim": start_worker("prefill", model, **{**SETTINGS, "max_pinned_share": FEW_PINS}),
         "decode": start_worker("decode", model, **{**SETTINGS, "max_running": 4}),
         "leaver": start_worker("decode", model, **SETTINGS),
     }
@@ -89,6 +90,20 @@ async def test_a_stalled_rank_is_noticed_and_replaced(workers: dict[str, WorkerP
     assert await wait(prefill.not_ready, 4) < 2.5
     await wait(lambda: prefill.rank_pids() and prefill.rank_pids() != [stopped], 6)
     await asyncio.to_thread(prefill.wait_until_ready)
+
+
+async def test_pins_that_are_taken_delay_a_pull_and_fail_nothing(
+    workers: dict[str, WorkerProcess],
+) -> None:
+    victim, decode = workers["victim"], workers["decode"]
+    failures = decode.metric("paceline_transfer_failures_total")
+    async with Attachment(victim.endpoint) as source, Attachment(decode.endpoint) as reader:
+        request = make_request(reader.info, prompt(411, 10), max_tokens=5, ignore_eos=True)
+        split = await run_split(source, reader, request)
+        whole = await reader.run(request).until_ended()
+    assert split.decode.error is None
+    assert split.output() == whole.output()
+    assert decode.metric("paceline_transfer_failures_total") == failures
 
 
 async def test_a_source_killed_during_a_pull_costs_one_request(

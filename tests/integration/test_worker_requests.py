@@ -222,6 +222,34 @@ async def test_one_choice_can_be_cancelled(deployment: Workers) -> None:
     assert len(log.output(1)) < 60
 
 
+async def test_choices_cancelled_one_by_one_end_a_pull(deployment: Workers) -> None:
+    """The last of them ends the slot like a cancel of all: not before the copy has ended."""
+    async with deployment.attached("tcp") as pair:
+        request = make_request(pair.decode.info, prompt(1500, 37), n=2, temperature=1.0)
+        split = await begin_split(pair.prefill, pair.decode, request)
+        for choice in (0, 1, 1):
+            pair.decode.cancel(split.decode, [choice])
+            pair.prefill.cancel(split.prefill, [choice])
+        await split.decode.until_ended(2)
+        await split.prefill.until_ended(2)
+        assert split.decode.error is None
+        assert not split.decode.emissions
+
+
+async def test_a_choice_cancelled_before_the_record_leaves_the_other(deployment: Workers) -> None:
+    async with deployment.attached("shm") as pair:
+        sampling = {"n": 2, "temperature": 1.0, "seed": 3, "max_tokens": 6, "ignore_eos": True}
+        request = make_request(pair.decode.info, prompt(900, 38), **sampling)
+        split = await begin_split(pair.prefill, pair.decode, request)
+        pair.decode.cancel(split.decode, [0])
+        pair.prefill.cancel(split.prefill, [0])
+        await asyncio.gather(split.prefill.until_ended(), split.decode.until_ended())
+        whole = await pair.prefill.run(request).until_ended()
+    assert split.decode.error is None
+    assert split.output(1) == whole.output(1)
+    assert 0 not in split.decode.tokens
+
+
 async def test_refused_requests_name_their_field_and_disturb_nothing(deployment: Workers) -> None:
     async with deployment.attached("shm") as pair:
         info, decode = pair.decode.info, pair.decode
