@@ -41,14 +41,14 @@ class Bench:
 
     def __init__(self, model: Path) -> None:
         loaded = load_model(model, "cpu", "float32").model
-        defaults = WorkerConfig(model=str(model), secret="none")
+        defaults = WorkerConfig(model=str(model), secret="not used in one process")
         config = EngineConfig(
-            pool_bytes=POOL_MIB << 20,
             max_batch_tokens=defaults.max_batch_tokens,
             max_running=defaults.max_running,
             step_time_ms=defaults.step_time_ms,
         )
-        pools = allocate_pools(loaded.layout, config.pages_for(loaded.layout), "cpu")
+        num_pages = (POOL_MIB << 20) // loaded.layout.groups[0].page_bytes
+        pools = allocate_pools(loaded.layout, num_pages, "cpu")
         self.engine = Engine(loaded, config, pools, pool_memory(pools[0]))
         self._vocab_size = loaded.vocab_size
         self._chance = random.Random(3)

@@ -49,11 +49,19 @@ class PacelineError(Exception):
         self.retry_after_s = retry_after_s
 
 
-class InvalidRequest(PacelineError):
-    code = ErrorCode.INVALID_REQUEST
-
+class _WrongField(PacelineError):
     def __init__(self, field: str, value: object, reason: str) -> None:
         super().__init__(f"{field}={shown(value)}: {reason}", field=field)
+
+    @classmethod
+    def check(cls, field: str, value: object, holds: bool, reason: str) -> None:
+        """Raises this error unless `holds`."""
+        if not holds:
+            raise cls(field, value, reason)
+
+
+class InvalidRequest(_WrongField):
+    code = ErrorCode.INVALID_REQUEST
 
 
 class ContextLengthExceeded(InvalidRequest):
@@ -100,11 +108,8 @@ class EngineFailure(PacelineError):
     pass
 
 
-class ConfigError(PacelineError):
+class ConfigError(_WrongField):
     code = ErrorCode.CONFIG
-
-    def __init__(self, field: str, value: object, reason: str) -> None:
-        super().__init__(f"{field}={shown(value)}: {reason}", field=field)
 
 
 def shown(value: object, limit: int = 80) -> str:

@@ -8,6 +8,7 @@ from paceline.core.errors import InvalidRequest
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_TOKEN_IDS = 128
+_check = InvalidRequest.check
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,3 @@ class SamplingParams:
         bounded = -1 <= self.num_logprobs <= MAX_TOP_LOGPROBS
         reason = f"must lie between 0 and {MAX_TOP_LOGPROBS}"
         _check("logprobs", self.num_logprobs, bounded, reason)
-
-
-def _check(field: str, value: object, holds: bool, reason: str) -> None:
-    if not holds:
-        raise InvalidRequest(field, value, reason)

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from paceline.core.config import check_secret, setting
 from paceline.core.errors import ConfigError
+from paceline.rpc.beats import MAX_BEAT_S
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,9 @@ class GatewayConfig:
         for name in ("port", "grpc_port"):
             if not 0 <= getattr(self, name) < 65536:
                 raise ConfigError(name, getattr(self, name), "must lie between 0 and 65535")
+        outlasts = self.router_silence_s > MAX_BEAT_S
+        reason = f"must be longer than the {MAX_BEAT_S:g} s between beats of a router"
+        ConfigError.check("router_silence_s", self.router_silence_s, outlasts, reason)
         if not self.router:
             raise ConfigError("router", self.router, "name at least one router as host:port")
         for endpoint in self.router:

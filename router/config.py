@@ -5,9 +5,10 @@ from typing import ClassVar
 
 from paceline.core.config import check_secret, setting
 from paceline.core.errors import ConfigError
+from paceline.rpc.beats import MAX_BEAT_S
 
-MAX_BEAT_S = 1.0  # gateways and workers take a router for dead some beats later
 STALE_BEATS = 2
+_check = ConfigError.check
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +81,3 @@ _POSITIVE_TIMES = (
     "ticket_margin_s",
     "redis_timeout_s",
 )
-
-
-def _check(field: str, value: object, holds: bool, reason: str) -> None:
-    if not holds:
-        raise ConfigError(field, value, reason)

@@ -10,6 +10,7 @@ from paceline.rpc import convert
 from paceline.v1 import common_pb2
 
 CANCELLED = common_pb2.FINISH_REASON_CANCELLED
+_check = InvalidRequest.check
 
 
 class Sink(Protocol):
@@ -123,8 +124,3 @@ def _check_lengths(
     _check("block_keys", len(message.block_keys), keys_fit, f"{KEY_BYTES} bytes a block")
     distinct = len(set(choices)) == len(choices) and max(choices) < sampling.n
     _check("choices", choices, distinct, f"must be different and below n={sampling.n}")
-
-
-def _check(field: str, value: object, holds: bool, reason: str) -> None:
-    if not holds:
-        raise InvalidRequest(field, value, reason)

@@ -4,10 +4,12 @@ import os
 from dataclasses import dataclass
 from typing import ClassVar
 
-from paceline.core.config import setting
+from paceline.core.config import check_secret, setting
 from paceline.core.errors import ConfigError
+from paceline.core.kv_layout import ELEMENT_BYTES
+from paceline.rpc.beats import MAX_BEAT_S
 
-DTYPES = ("auto", "float32", "bfloat16", "float16")
+DTYPES = ("auto", *ELEMENT_BYTES)
 _check = ConfigError.check
 
 
@@ -50,7 +52,7 @@ class WorkerConfig:
     max_slots: int = setting(2048, "Most requests held at once, whatever their state.")
 
     def __post_init__(self) -> None:
-        _check("secret", "", bool(self.secret), f"set {self.env_prefix}SECRET, equal everywhere")
+        check_secret(self.secret, self.env_prefix)
         _check("model", self.model, os.path.isdir(self.model), "must be a folder with a model")
         _check("dtype", self.dtype, self.dtype in DTYPES, f"must be one of {', '.join(DTYPES)}")
         for name in ("port", "probe_port"):
@@ -63,6 +65,7 @@ class WorkerConfig:
         for name in ("step_time_ms", "silence_s", "beat_s", "stall_s"):
             _check(name, getattr(self, name), getattr(self, name) > 0, "must be positive")
         _check("beat_s", self.beat_s, self.beat_s < self.silence_s / 2, "must be < silence_s / 2")
+        _check("beat_s", self.beat_s, self.beat_s <= MAX_BEAT_S, f"at most {MAX_BEAT_S:g} s")
         _check("num_threads", self.num_threads, self.num_threads >= 0, "must not be negative")
         share = self.max_pinned_share
         _check("max_pinned_share", share, 0 < share <= 1, "must lie in (0, 1]")

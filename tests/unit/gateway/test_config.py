@@ -21,6 +21,7 @@ from tests.support.gateway_deployment import gateway_config
         ({"port": 70_000}, "port"),
         ({"router": ()}, "router"),
         ({"router": ("nohost",)}, "host:port"),
+        ({"router_silence_s": 0.5}, "router_silence_s"),
         ({"request_timeout_s": 0.0}, "request_timeout_s"),
         ({"max_body_bytes": -1}, "max_body_bytes"),
     ],

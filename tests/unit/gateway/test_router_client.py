@@ -48,12 +48,12 @@ async def test_the_next_router_serves_when_the_first_is_gone(model_dir: Path) ->
 
 
 async def test_a_router_that_hangs_is_left_though_its_stream_stands(model_dir: Path) -> None:
-    async with running(model_dir, router_silence_s=0.5) as deployment:
+    async with running(model_dir, router_silence_s=1.1) as deployment:
         router = deployment.router
         router.reply = lambda request: Reply([[97]] * 1000, interval_s=0.01, is_endless=True)
         stream = asyncio.create_task(deployment.chat(stream=True))
         await until(lambda: len(router.submissions) == 1)
-        await asyncio.sleep(0.7)
+        await asyncio.sleep(1.2)
         assert not stream.done(), "beats and tokens keep it"
         router.is_silent = True
         assert sse_events((await stream).text)[-2]["error"]["code"] == "unavailable"

@@ -26,7 +26,8 @@ def test_a_missing_secret_says_which_variable_to_set(tmp_path: Path) -> None:
         ("port", 70_000),
         ("pool_mib", 0),
         ("dtype", "int4"),
-        ("beat_s", 4.0),  # more than half of silence_s
+        ("beat_s", 1.5),  # routers take it for dead
+        ("silence_s", 1.5),  # less than two beats
         ("silence_s", 0.0),
         ("max_pinned_share", 1.5),
         ("transports", ()),
@@ -34,13 +35,13 @@ def test_a_missing_secret_says_which_variable_to_set(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_setting_is_named_with_its_value(tmp_path: Path, field: str, value: object) -> None:
-    good = WorkerConfig(model=str(tmp_path), secret="s")
+    good = WorkerConfig(model=str(tmp_path), secret="s" * 16)
     with pytest.raises(ConfigError, match=field):
         dataclasses.replace(good, **{field: value})  # type: ignore[arg-type]
 
 
 def test_settings_come_from_arguments_and_environment(tmp_path: Path) -> None:
-    environment = {"PACELINE_WORKER_SECRET": "s", "PACELINE_WORKER_POOL_MIB": "7"}
+    environment = {"PACELINE_WORKER_SECRET": "s" * 16, "PACELINE_WORKER_POOL_MIB": "7"}
     arguments = ["--model", str(tmp_path / ""), "--transports", "shm,tcp"]
     config = parse(WorkerConfig, arguments, environment, "decode")
     assert (config.pool_mib, config.transports) == (7, ("shm", "tcp"))
