@@ -29,7 +29,7 @@ NUM_TOKENS = 64
 
 def make_engine(device: str, dtype: str, graphs: bool) -> Engine:
     model = load_model(MODEL, device, dtype).model
-    config = EngineConfig(NUM_PAGES, device=device, cuda_graphs=graphs, max_running=32)
+    config = EngineConfig(cuda_graphs=graphs, max_running=32)
     pools = allocate_pools(model.layout, NUM_PAGES, device)
     return Engine(model, config, pools, pool_memory(pools[0]) if device == "cpu" else None)
 

@@ -24,7 +24,7 @@ from paceline.kernels.pages import sum_pages
 from paceline.kv_transfer import registry
 from paceline.kv_transfer.base import CellSums, Link, LocalPool, PageIds, TransportSettings
 from paceline.kv_transfer.link_statistics import LinkStatistics
-from paceline.kv_transfer.pool_memory import create_pool_memory
+from paceline.kv_transfer.pool_memory import new_pool_file, size_pool_memory
 from paceline.kv_transfer.pull import PinnedPages, pull_verified
 
 GROUP = PageGroup("full", num_layers=30, num_heads=3, head_dim=64)
@@ -43,7 +43,7 @@ class Peer:
 
 
 def make_pool() -> LocalPool:
-    memory = create_pool_memory(NUM_PAGES * GROUP.page_bytes)
+    memory = size_pool_memory(new_pool_file(), NUM_PAGES * GROUP.page_bytes)
     return LocalPool(memory.view, GROUP, NUM_PAGES, memory.fd)
 
 

@@ -13,8 +13,10 @@ import hashlib
 from dataclasses import dataclass
 
 from paceline.core.errors import ConfigError
+from paceline.core.keys import HASH_BLOCK_TOKENS
 
-PAGE_TOKENS = 16
+PAGE_TOKENS = HASH_BLOCK_TOKENS  # a page is what one name stands for
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 WORD_BYTES = 8  # what checksums are made of
 
 
@@ -26,7 +28,7 @@ class PageGroup:
     num_layers: int
     num_heads: int  # KV heads of this rank
     head_dim: int
-    dtype: str = "float32"  # "float32" | "bfloat16" | "float16"
+    dtype: str = "float32"  # one of ELEMENT_BYTES
     num_planes: int = 2  # K and V
 
     def __post_init__(self) -> None:
@@ -36,7 +38,7 @@ class PageGroup:
 
     @property
     def element_bytes(self) -> int:
-        return 4 if self.dtype == "float32" else 2
+        return ELEMENT_BYTES[self.dtype]
 
     @property
     def cell_bytes(self) -> int:

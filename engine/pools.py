@@ -10,8 +10,6 @@ from paceline.core.kv_layout import KVLayout, PageGroup
 from paceline.kernels.checksum import sum_pages_torch
 from paceline.kernels.pages import sum_pages
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
 
 class PageSums(Protocol):
     """One checksum a KV head, for each page; of its first `num_tokens` tokens if given."""
@@ -24,7 +22,7 @@ class PageSums(Protocol):
 def allocate_pools(layout: KVLayout, num_pages: int, device: str) -> tuple[torch.Tensor, ...]:
     """Zeroed pools, [num_pages, *group.shape] each."""
     return tuple(
-        torch.zeros((num_pages, *group.shape), dtype=DTYPES[group.dtype], device=device)
+        torch.zeros((num_pages, *group.shape), dtype=getattr(torch, group.dtype), device=device)
         for group in layout.groups
     )
 
@@ -33,7 +31,7 @@ def view_pool(memory: memoryview, group: PageGroup) -> torch.Tensor:
     """A pool over memory that is shared with others; as many pages as it holds."""
     num_pages = len(memory) // group.page_bytes
     flat = torch.frombuffer(memory, dtype=torch.uint8, count=num_pages * group.page_bytes)
-    return flat.view(DTYPES[group.dtype]).view(num_pages, *group.shape)
+    return flat.view(getattr(torch, group.dtype)).view(num_pages, *group.shape)
 
 
 def pool_memory(pool: torch.Tensor) -> memoryview:

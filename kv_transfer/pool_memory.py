@@ -31,24 +31,25 @@ class PoolMemory:
         os.close(self.fd)
 
 
-def create_pool_memory(num_bytes: int, *, populate: bool = True) -> PoolMemory:
-    """A zeroed pool of fixed size. `populate`: all of it now, so that no copy faults later.
+def new_pool_file() -> int:
+    """A descriptor without memory; it is inherited only where it is passed on by name."""
+    return os.memfd_create("paceline-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+
+
+def size_pool_memory(fd: int, num_bytes: int) -> PoolMemory:
+    """A zeroed pool of fixed size in a new file, all of it there, so that no copy faults later.
 
     Raises ConfigError when the machine has not enough memory.
     """
-    if num_bytes <= 0:
-        raise ConfigError("pool_bytes", num_bytes, "must be positive")
-    fd = os.memfd_create("paceline-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, num_bytes)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SIZE_SEALS)
         mapping = _map_writable(fd, num_bytes)
-        if populate:
-            _populate(mapping)
-    except OSError as error:
-        os.close(fd)
-        reason = f"memory for the page pool cannot be had: {os.strerror(error.errno or 0)}"
-        raise ConfigError("pool_bytes", num_bytes, reason) from error
+        _populate(mapping)
+    except (OSError, ValueError) as error:  # ValueError: no bytes at all
+        cause = os.strerror(error.errno or 0) if isinstance(error, OSError) else str(error)
+        reason = f"memory for the page pool cannot be had: {cause}"
+        raise ConfigError("pool_mib", num_bytes >> 20, reason) from None
     return PoolMemory(fd, memoryview(mapping))
 
 

@@ -6,14 +6,13 @@ from pathlib import Path
 import torch
 
 from paceline.core.errors import ConfigError
+from paceline.core.kv_layout import ELEMENT_BYTES
 from paceline.core.model_files import eos_token_ids, read_json
 from paceline.core.serving_digest import serving_digest
 from paceline.models.base import Model
 from paceline.models.fields import Fields
 from paceline.models.manifest import content_digest
 from paceline.models.registry import ModelSource, Progress, find_model
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +34,15 @@ def load_model(
 
     `max_context_length` serves less than the model can, or a rope scaling further: models/rope.py.
     """
-    if dtype not in DTYPES:
-        raise ConfigError("dtype", dtype, f"must be one of {', '.join(DTYPES)}")
+    if dtype not in ELEMENT_BYTES:
+        raise ConfigError("dtype", dtype, f"must be one of {', '.join(ELEMENT_BYTES)}")
     fields = Fields(read_json(folder / "config.json"))
     architecture, found = find_model(fields)
     source = ModelSource(
         folder=folder,
         fields=fields,
         device=torch.device(device),
-        dtype=DTYPES[dtype],
+        dtype=getattr(torch, dtype),
         eos_token_ids=eos_token_ids(folder),
         max_context_length=max_context_length,
         progress=progress,

@@ -4,7 +4,7 @@ import asyncio
 import signal
 import sys
 
-from paceline.core import logs
+from paceline.core import keys, logs
 from paceline.worker.config import WorkerConfig
 from paceline.worker.front import Front, Side
 
@@ -14,6 +14,7 @@ SWITCH_INTERVAL_S = 0.0005  # copies release the GIL; the event loop must get it
 def run(config: WorkerConfig, side: Side) -> int:
     """Blocks; 0 after a drain. Raises ConfigError when the worker cannot start."""
     logs.configure(side.name)
+    keys.self_test()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     asyncio.run(_serve(config, side))
     return 0

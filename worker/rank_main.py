@@ -16,7 +16,7 @@ import msgspec
 import torch
 import zmq
 
-from paceline.core import logs
+from paceline.core import keys, logs
 from paceline.core.errors import ErrorCode, PacelineError
 from paceline.engine.config import EngineConfig
 from paceline.engine.engine import Engine
@@ -113,14 +113,12 @@ def make_engine(config: RankConfig) -> tuple[Engine, RankReady]:
     model = loaded.model
     pools, memory = make_pools(model, config.pool_fd, config.pool_bytes, config.device)
     engine_config = EngineConfig(
-        num_pages=pools[0].shape[0],
         max_batch_tokens=config.max_batch_tokens,
         max_running=config.max_running,
         output_window_tokens=config.output_window_tokens,
         step_time_ms=config.step_time_ms,
         max_waiting=config.max_waiting,
         max_pinned_share=config.max_pinned_share,
-        device=config.device,
     )
     engine = Engine(model, engine_config, pools, memory)
     return engine, describe(loaded, engine)
@@ -157,6 +155,7 @@ def main() -> int:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     steps = connect(context, config.step_address)
     try:
+        keys.self_test()
         engine, ready = make_engine(config)
     except PacelineError as error:
         send(steps, FAILED, RankFailed(error.code, error.message))

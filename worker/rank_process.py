@@ -12,7 +12,11 @@ from paceline.core.errors import ConfigError, EngineFailure, ErrorCode
 from paceline.core.ids import Incarnation
 from paceline.engine.messages import Unpin
 from paceline.kv_transfer.base import LocalPool
-from paceline.kv_transfer.pool_memory import open_pool_memory, seal_pool_memory
+from paceline.kv_transfer.pool_memory import (
+    new_pool_file,
+    open_pool_memory,
+    seal_pool_memory,
+)
 from paceline.worker.config import WorkerConfig
 from paceline.worker.rank_link import RankLink
 from paceline.worker.rank_messages import RankConfig, RankFailed, RankReady
@@ -54,7 +58,7 @@ async def launch(config: WorkerConfig) -> RankProcess:
 
     Raises ConfigError when the model or a setting is at fault, EngineFailure when it dies.
     """
-    fd = os.memfd_create("paceline-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fd = new_pool_file()
     link = RankLink(config.run_dir)
     process = None
     try:

@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from paceline.core.kv_layout import PageGroup
 from paceline.kv_transfer.base import LocalPool, PageIds
-from paceline.kv_transfer.pool_memory import create_pool_memory
+from paceline.kv_transfer.pool_memory import new_pool_file, size_pool_memory
 
 SMALL = PageGroup("full", num_layers=2, num_heads=3, head_dim=8)
 LARGE = PageGroup("full", num_layers=30, num_heads=3, head_dim=64)  # 720 KiB a page
@@ -13,7 +13,7 @@ LARGE = PageGroup("full", num_layers=30, num_heads=3, head_dim=64)  # 720 KiB a 
 
 def make_pool(group: PageGroup, num_pages: int, seed: int | None = None) -> LocalPool:
     """Random bytes, or all ones (NaN in every format)."""
-    memory = create_pool_memory(num_pages * group.page_bytes)
+    memory = size_pool_memory(new_pool_file(), num_pages * group.page_bytes)
     pool = LocalPool(memory.view, group, num_pages, memory.fd)
     if seed is None:
         pages_of(pool)[:] = 0xFF

@@ -23,7 +23,7 @@ NUM_PAGES = 256
 
 def tokens_of(folder: Path, device: str, graphs: bool) -> dict[tuple[int, int], list[int]]:
     model = load_model(folder, device).model
-    config = EngineConfig(NUM_PAGES, device=device, cuda_graphs=graphs, max_batch_tokens=96)
+    config = EngineConfig(cuda_graphs=graphs, max_batch_tokens=96)
     pools = allocate_pools(model.layout, NUM_PAGES, device)
     memory = pool_memory(pools[0]) if device == "cpu" else None
     engine = Engine(model, config, pools, memory)

@@ -83,13 +83,7 @@ def weight_shapes() -> dict[str, tuple[int, ...]]:
 def engine(model: Model, device: str, cuda_graphs: bool = True) -> Bench:
     pools = allocate_pools(model.layout, NUM_PAGES, device)
     memory = pool_memory(pools[0]) if device == "cpu" else None
-    config = EngineConfig(
-        num_pages=NUM_PAGES,
-        max_batch_tokens=64,
-        max_running=12,
-        device=device,
-        cuda_graphs=cuda_graphs,
-    )
+    config = EngineConfig(max_batch_tokens=64, max_running=12, cuda_graphs=cuda_graphs)
     return Bench(Engine(model, config, pools, memory))
 
 

@@ -32,8 +32,7 @@ class Alone:
         torch.set_num_threads(1)
         model = load_model(folder).model
         pools = allocate_pools(model.layout, num_pages, "cpu")
-        config = EngineConfig(num_pages=num_pages)
-        self._engine = Engine(model, config, pools, pool_memory(pools[0]))
+        self._engine = Engine(model, EngineConfig(), pools, pool_memory(pools[0]))
         self._num_slots = 0
 
     def answer(self, token_ids: list[int], **sampling: Any) -> list[list[int]]:

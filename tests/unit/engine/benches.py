@@ -138,7 +138,7 @@ class Bench:
 def bench(model: Any = None, num_pages: int = 64, **config: Any) -> Bench:
     model = mock_model() if model is None else model
     defaults: dict[str, Any] = {"max_batch_tokens": 64, "max_running": 8}
-    settings = EngineConfig(num_pages=num_pages, **(defaults | config))
+    settings = EngineConfig(**(defaults | config))
     pools = allocate_pools(model.layout, num_pages, "cpu")
     return Bench(Engine(model, settings, pools, pool_memory(pools[0])))
 

@@ -126,7 +126,6 @@ def test_chunks_shrink_to_the_time_of_a_step() -> None:
     ("field", "value"),
     [
         ("max_batch_tokens", 8),
-        ("num_pages", 0),
         ("max_running", 0),
         ("output_window_tokens", -1),
         ("max_pinned_share", 0.0),
@@ -134,14 +133,6 @@ def test_chunks_shrink_to_the_time_of_a_step() -> None:
     ],
 )
 def test_settings_that_cannot_work_are_refused(field: str, value: float) -> None:
-    settings = {"num_pages": 8, "max_running": 8, field: value}
+    settings = {"max_running": 8, field: value}
     with pytest.raises(ConfigError, match=f"^{field}={value}"):
         EngineConfig(**settings)  # type: ignore[arg-type]
-
-
-def test_pool_bytes_say_how_many_pages_there_are() -> None:
-    layout = mock_model().layout
-    page_bytes = layout.groups[0].page_bytes
-    assert EngineConfig(pool_bytes=10 * page_bytes + 5).pages_for(layout) == 10
-    with pytest.raises(ConfigError, match="holds no page"):
-        EngineConfig(pool_bytes=page_bytes - 1).pages_for(layout)

@@ -12,10 +12,18 @@ from paceline.core.errors import ConfigError
 from paceline.kv_transfer import pool_memory
 
 NUM_BYTES = 1 << 20
+NEW_POOL = (
+    "from paceline.kv_transfer.pool_memory import new_pool_file, size_pool_memory\n"
+    "new_pool = lambda num_bytes: size_pool_memory(new_pool_file(), num_bytes)\n"
+)
+
+
+def new_pool(num_bytes: int = NUM_BYTES) -> pool_memory.PoolMemory:
+    return pool_memory.size_pool_memory(pool_memory.new_pool_file(), num_bytes)
 
 
 def test_a_pool_starts_zeroed_and_is_shared_between_its_writers() -> None:
-    memory = pool_memory.create_pool_memory(NUM_BYTES)
+    memory = new_pool()
     other = pool_memory.open_pool_memory(os.dup(memory.fd))
     assert not np.frombuffer(memory.view, np.uint8).any()
     memory.view[5] = 7
@@ -27,7 +35,7 @@ def test_a_pool_starts_zeroed_and_is_shared_between_its_writers() -> None:
 
 
 def test_its_size_is_fixed_from_the_start() -> None:
-    memory = pool_memory.create_pool_memory(NUM_BYTES)
+    memory = new_pool()
     assert pool_memory.has_fixed_size(memory.fd)
     for size in (0, 2 * NUM_BYTES):
         with pytest.raises(PermissionError):
@@ -36,7 +44,7 @@ def test_its_size_is_fixed_from_the_start() -> None:
 
 
 def test_sealed_it_can_only_be_read_by_newcomers() -> None:
-    memory = pool_memory.create_pool_memory(NUM_BYTES)
+    memory = new_pool()
     pool_memory.seal_pool_memory(memory.fd)
     with pytest.raises(PermissionError):
         mmap.mmap(memory.fd, NUM_BYTES)
@@ -63,28 +71,27 @@ def test_memory_that_cannot_be_had_is_said_plainly() -> None:
     program = (
         "import resource\n"
         "from paceline.core.errors import ConfigError\n"
-        "from paceline.kv_transfer.pool_memory import create_pool_memory\n"
-        "resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))\n"
-        "try:\n    create_pool_memory(4 << 30)\n"
+        f"{NEW_POOL}resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))\n"
+        "try:\n    new_pool(4 << 30)\n"
         "except ConfigError as error:\n    print(error.message)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert "pool_bytes=4294967296: memory for the page pool cannot be had" in done.stdout
+    assert "pool_mib=4096: memory for the page pool cannot be had" in done.stdout
 
 
-@pytest.mark.parametrize("num_bytes", [0, -1, 1 << 62])
-def test_an_impossible_size_is_refused(num_bytes: int) -> None:
-    with pytest.raises(ConfigError, match=f"pool_bytes={num_bytes}"):
-        pool_memory.create_pool_memory(num_bytes)
+@pytest.mark.parametrize("num_mib", [0, -1, 1 << 42])
+def test_an_impossible_size_is_refused(num_mib: int) -> None:
+    with pytest.raises(ConfigError, match=f"pool_mib={num_mib}"):
+        new_pool(num_mib << 20)
 
 
 def test_nothing_is_left_after_a_kill() -> None:
     before = set(os.listdir("/dev/shm"))
     program = (
-        "import sys\nfrom paceline.kv_transfer.pool_memory import create_pool_memory\n"
-        "memory = create_pool_memory(1 << 20)\nprint('ready', flush=True)\nsys.stdin.read()\n"
+        f"import sys\n{NEW_POOL}"
+        "memory = new_pool(1 << 20)\nprint('ready', flush=True)\nsys.stdin.read()\n"
     )
     with subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -30,7 +30,7 @@ class Side:
         group = model.layout.groups[0]
         memory = memoryview(bytearray(NUM_PAGES * group.page_bytes))
         self.pool = LocalPool(memory, group, NUM_PAGES)
-        config = EngineConfig(num_pages=NUM_PAGES, max_batch_tokens=32, max_running=8)
+        config = EngineConfig(max_batch_tokens=32, max_running=8)
         self.engine = Engine(model, config, (view_pool(memory, group),), memory)
 
     def run(self, *commands: messages.Command) -> list[messages.Event]:
