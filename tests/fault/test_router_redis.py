@@ -152,6 +152,10 @@ async def _traffic(client: Client) -> AsyncIterator[list[float]]:
     await asyncio.gather(task, return_exceptions=True)
 
 
+def _p90(taken: list[float]) -> float:
+    return sorted(taken)[len(taken) * 9 // 10]
+
+
 async def test_litellm_35273_a_paused_redis_slows_nobody(store: RedisServer) -> None:
     """https://github.com/BerriAI/litellm/pull/35273: no timeout reached the client."""
     async with router_bench(store, redis_timeout_s=0.3) as bench:
@@ -160,6 +164,9 @@ async def test_litellm_35273_a_paused_redis_slows_nobody(store: RedisServer) -> 
         await publisher.publish("stored", _KEYS[:5])
         await until(lambda: _blocks(bench, worker) == 5)
         async with _traffic(await bench.client()) as taken:
+            await until(lambda: len(taken) > 10)
+            usual = _p90(taken)
+            taken.clear()
             store.pause()
             try:
                 await until(lambda: not bench.router.follower.is_up)
@@ -170,7 +177,7 @@ async def test_litellm_35273_a_paused_redis_slows_nobody(store: RedisServer) -> 
             await until(lambda: bench.router.follower.is_up)
             await publisher.publish("stored", _KEYS[5:])
             await until(lambda: _blocks(bench, worker) == 10)
-        assert len(taken) > 15 and sorted(taken)[len(taken) * 9 // 10] < 0.25
+        assert len(taken) > 15 and _p90(taken) < max(0.25, 2 * usual)
 
 
 async def test_a_redis_that_dies_and_comes_back_empty(store: RedisServer) -> None:

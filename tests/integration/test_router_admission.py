@@ -65,9 +65,9 @@ async def test_a_request_larger_than_the_pool_reaches_the_worker_that_refuses_it
 
 async def test_a_full_queue_refuses_at_once_with_retry_after(store: RedisServer) -> None:
     async with router_bench(store, queue_limit=3, max_slots_per_worker=2) as bench:
-        await bench.add("d0", step_s=0.02)
+        decode = await bench.add("d0", full=True)
         client = await bench.client()
-        running = [await client.submit(max_tokens=40) for _ in range(5)]
+        running = [await client.submit() for _ in range(5)]
         await until(lambda: len(bench.router.coordinator.queue) == 3)
         taken = []
         for _ in range(5):
@@ -78,19 +78,22 @@ async def test_a_full_queue_refuses_at_once_with_retry_after(store: RedisServer)
             assert refused.error.code == common_pb2.ERROR_CODE_OVERLOADED
             assert refused.error.retry_after_ms >= 1000
         assert min(taken) < 0.05
+        decode.full = False
         await until(lambda: all(answer.ended for answer in running))
         for answer in running:
-            answer.check(40)
+            answer.check(8)
         await bench.check_idle()
 
 
 async def test_priority_then_arrival(store: RedisServer) -> None:
     async with router_bench(store, max_slots_per_worker=1) as bench:
-        decode = await bench.add("d0")
+        decode = await bench.add("d0", full=True)
         client = await bench.client()
-        answers = [await client.submit(max_tokens=40)]
+        answers = [await client.submit()]
         await until(lambda: decode.commands("run"))
         answers += [await client.submit(max_tokens=2, priority=p) for p in (5, 0, 5, -1)]
+        await until(lambda: len(bench.router.coordinator.queue) == 4)
+        decode.full = False
         await until(lambda: all(answer.ended for answer in answers))
         seeds = [run.request.sampling.seed for run in decode.commands("run")]
         assert seeds == [1, 5, 3, 2, 4]
@@ -98,15 +101,16 @@ async def test_priority_then_arrival(store: RedisServer) -> None:
 
 async def test_work_whose_deadline_passes_in_the_queue_never_starts(store: RedisServer) -> None:
     async with router_bench(store, max_slots_per_worker=1) as bench:
-        decode = await bench.add("d0", step_s=0.02)
+        decode = await bench.add("d0", full=True)
         client = await bench.client()
-        running = await client.submit(max_tokens=30)
-        await until(lambda: running.tokens)
+        running = await client.submit()
+        await until(lambda: decode.commands("run"))
         late = await client.generate(budget_ms=100)
         assert late.error is not None
         assert late.error.code == common_pb2.ERROR_CODE_DEADLINE_EXCEEDED
+        decode.full = False
         await until(lambda: running.ended)
-        running.check(30)
+        running.check(8)
         assert len(decode.commands("run")) == 1
         await bench.check_idle()
 
@@ -119,11 +123,11 @@ async def test_a_deadline_ends_running_work_everywhere(
         for name in names:
             await bench.add(name, step_s=0.02)
         client = await bench.client()
-        answer = await client.generate(max_tokens=1000, budget_ms=300)
+        answer = await client.generate(max_tokens=1000, budget_ms=600)
         assert answer.tokens and answer.error is not None
         assert answer.error.code == common_pb2.ERROR_CODE_DEADLINE_EXCEEDED
-        assert len(bench.workers["d0"].commands("cancel")) == 1
         await bench.check_idle()
+        assert len(bench.workers["d0"].commands("cancel")) == 1
 
 
 async def test_one_choice_is_cancelled_and_the_others_go_on(store: RedisServer) -> None:
@@ -131,12 +135,14 @@ async def test_one_choice_is_cancelled_and_the_others_go_on(store: RedisServer) 
         await bench.add("p0")
         decode = await bench.add("d0", step_s=0.02)
         client = await bench.client()
-        answer = await client.submit(n=3, max_tokens=20)
+        answer = await client.submit(n=3, max_tokens=200)
         await until(lambda: len(answer.tokens.get(2, ())) > 2)
         await client.cancel(answer, 1)
+        await until(lambda: decode.commands("cancel"))
+        decode.step_s = 0.001
         await until(lambda: answer.finished == {0, 2})
-        assert [list(c.choices) for c in decode.commands("cancel") if c.choices] == [[1]]
-        assert len(answer.tokens[1]) < 20
+        assert [list(c.choices) for c in decode.commands("cancel")] == [[1]]
+        assert len(answer.tokens[1]) < 200
         await bench.check_idle()
 
 

@@ -237,8 +237,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
                     stream.frames.put_nowait(frame)
             if self.die_after is not None and self.num_emitted >= self.die_after:
                 await asyncio.sleep(0.01)  # what was sent before the crash may arrive
-                self.die_after = None
                 await self.die()
+                self.die_after = None  # dead now, its port is free
                 return
 
     def _run_step(self, stream: Stream, running: Running, frame: worker_pb2.WorkerFrame) -> None:

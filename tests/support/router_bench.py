@@ -154,17 +154,26 @@ class Bench:
         self._leases = asyncio.create_task(self._keep_leases())
 
     async def add(self, worker_id: str, **fields: Any) -> FakeWorker:
-        """Starts a worker, registers it, and waits until the router has it. p…: prefill."""
+        """Starts a worker and waits until the router has it. p…: prefill."""
+        worker = await self.prepare(worker_id, **fields)
+        await self.admit(worker)
+        return worker
+
+    async def prepare(self, worker_id: str, **fields: Any) -> FakeWorker:
+        """Starts a worker that the router does not know yet."""
         prefill = worker_id.startswith("p")
         role = worker_pb2.ROLE_PREFILL if prefill else worker_pb2.ROLE_DECODE
-        worker = self.workers[worker_id] = FakeWorker(worker_id, role, self.cluster)
+        worker = FakeWorker(worker_id, role, self.cluster)
         for name, value in fields.items():
             setattr(worker, name, value)
         await worker.start()
+        return worker
+
+    async def admit(self, worker: FakeWorker) -> None:
+        self.workers[worker.worker_id] = worker
         await self.register(worker)
         await self.router.follower.discover()
         await self.up(worker)
-        return worker
 
     async def register(self, worker: FakeWorker) -> None:
         key = f"pl:1:worker:{worker.worker_id}"
