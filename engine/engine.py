@@ -1,11 +1,13 @@
-"""The engine of one rank: commands in, step by step events out. No network, one thread.
+"""The engine of one rank: commands in, step by step events out. No network.
 
     plan → launch (forward, sampling) → retire (commit, emit, fork, end) → StepOutput
 
-A step is launched and retired apart, so that commands may come in between; what they end or
-preempt has another epoch when the step retires, and its result is dropped.
+Commands may come from another thread while a step computes: a reservation is answered at once,
+not a step later. The lock is free during forward and sampling only. What a command ends or
+preempts in between has another epoch when the step retires, and its result is dropped.
 """
 
+import threading
 import time
 from dataclasses import dataclass
 
@@ -44,7 +46,8 @@ class Engine:
     """`pools`: one tensor a page group; `memory`: the bytes of the first, if it is on the CPU.
 
     With CUDA graphs the last page of the pool is scratch and is never given to a request.
-    `pool_calls` may be used from another thread; everything else belongs to the step thread.
+    `handle`, `take_output` and `pool_calls` may be used from other threads; `step`, `advance`,
+    `launch` and `retire` belong to one.
     """
 
     def __init__(
@@ -77,23 +80,48 @@ class Engine:
         self._commands = Commands(self.groups, admission, group.num_heads)
         self._planned: Plan | None = None
         self._num_outputs = 0
+        self._is_stepped = False  # since the last output
+        self._lock = threading.Lock()
 
     def handle(self, command: Command) -> None:
-        """Takes effect at once; its events come with the next step."""
-        self._commands.handle(command)
+        """Takes effect at once; its events come with the next output."""
+        with self._lock:
+            self._commands.handle(command)
 
     def step(self) -> StepOutput | None:
         """Runs one step. Events that are known already are returned first, without waiting for
         a forward pass. None: nothing to do until the next command, or until readers unpin."""
-        flight = None
-        if not self._has_events():
-            flight = self.launch()
-            if flight is not None:
-                self.retire(flight)
-        return self._output() if flight is not None or self._has_events() else None
+        self.advance()
+        return self.take_output()
+
+    def advance(self) -> None:
+        """A step, if there is one to run and no event to say first."""
+        if self._has_events():
+            return
+        flight = self.launch()
+        if flight is not None:
+            self.retire(flight)
+
+    def take_output(self, always: bool = False) -> StepOutput | None:
+        """What changed since the last output; None if nothing did, unless `always`."""
+        with self._lock:
+            if not (always or self._is_stepped or self._has_events()):
+                return None
+            self._is_stepped = False
+            return self._output()
 
     def launch(self) -> Flight | None:
-        """Plans a step and sends it off. None if there is nothing to run, or something to say."""
+        """Plans a step and runs it. None if there is nothing to run, or something to say."""
+        started_s = time.perf_counter()
+        with self._lock:
+            plan = self._next_plan()
+            if plan is None:
+                return None
+            prepared = self.runner.prepare(plan)
+            self.clock.launched += 1
+        return Flight(self.clock.launched, plan, self.runner.run(prepared), started_s)
+
+    def _next_plan(self) -> Plan | None:
         plan = self._planned or self.scheduler.plan()
         self._planned = None
         if plan is None:
@@ -105,20 +133,18 @@ class Engine:
             self._planned = plan
             return None
         plan = plan.current()
-        if not plan.scheduled:
-            return None
-        self.clock.launched += 1
-        started_s = time.perf_counter()
-        return Flight(self.clock.launched, plan, self.runner.launch(plan), started_s)
+        return plan if plan.scheduled else None
 
     def retire(self, flight: Flight) -> None:
         """Waits for a launched step and applies its result."""
         sampled = flight.launched.collect()
-        self._outcome.apply(flight.plan, sampled)
-        self.clock.retired = flight.step
-        self.pool.retire_step(flight.step)
-        num_tokens = flight.plan.num_chunk_tokens
-        self.scheduler.step_time.observe(num_tokens, time.perf_counter() - flight.started_s)
+        with self._lock:
+            self._outcome.apply(flight.plan, sampled)
+            self.clock.retired = flight.step
+            self.pool.retire_step(flight.step)
+            num_tokens = flight.plan.num_chunk_tokens
+            self.scheduler.step_time.observe(num_tokens, time.perf_counter() - flight.started_s)
+            self._is_stepped = True
 
     def has_work(self) -> bool:
         """Whether a call of `step` may do something."""

@@ -34,6 +34,14 @@ class Launched:
 
 
 @dataclass(frozen=True, slots=True)
+class Prepared:
+    """A step before its launch. Without `samples` no sequence reaches its last token."""
+
+    batch: ForwardBatch
+    samples: SampleBatch | None
+
+
+@dataclass(frozen=True, slots=True)
 class PlanArrays:
     """A plan as arrays: of length B, except `contexts`-derived ones that say so."""
 
@@ -62,16 +70,22 @@ class Runner:
         self.device = pools[0].device
 
     @torch.inference_mode()
-    def launch(self, plan: Plan) -> Launched:
+    def prepare(self, plan: Plan) -> Prepared:
+        """All that a step reads of the batch state, copied."""
         arrays = self.arrays(plan)
-        batch = self.batch(plan, arrays)
+        samples = self._samples(plan, arrays) if arrays.num_draws.any() else None
+        return Prepared(self.batch(plan, arrays), samples)
+
+    @torch.inference_mode()
+    def run(self, prepared: Prepared) -> Launched:
+        """Forward and sampling. Reads and writes the pools; knows nothing of the batch state."""
+        batch, samples = prepared.batch, prepared.samples
         if self.graphs is not None and self.graphs.fits(batch):
             logits = self.graphs.replay(batch)
         else:
             logits = self.model.forward(batch, self.pools)
-        samples = drawn = done = None
-        if len(logits):
-            samples = self._samples(plan, arrays)
+        drawn = done = None
+        if samples is not None:
             drawn = sample(logits, samples)
         if self.device.type == "cuda":
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]

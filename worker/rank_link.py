@@ -1,6 +1,6 @@
-"""The front's end of the two ZeroMQ pairs to its rank: the step loop's and the pool thread's.
+"""The front's end of its rank's ZeroMQ sockets: commands, steps, and calls of the page pool.
 
-Both are ipc sockets in a private 0700 folder, which is removed once the rank has connected: after
+All are ipc sockets in a private 0700 folder, which is removed once the rank has connected: after
 a kill -9 nothing is left behind. Queues are bounded; a rank that lets its own fill up is stalled.
 """
 
@@ -15,11 +15,12 @@ import zmq
 import zmq.asyncio
 
 from paceline.core.errors import Unavailable
-from paceline.engine.messages import PoolCall, PoolReply, StepOutput
+from paceline.engine.messages import PoolCall, PoolReply, StepOutput, Unpin
 from paceline.worker.rank_messages import (
     FAILED,
     READY,
     STEP,
+    Ping,
     RankCommand,
     RankFailed,
     RankReady,
@@ -52,13 +53,12 @@ class RankLink:
     def __init__(self, run_dir: str) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="paceline-", dir=run_dir or None))
         self._context = zmq.asyncio.Context(io_threads=1)
-        self._steps = self._context.socket(zmq.PAIR)
-        self._pool = self._context.socket(zmq.PAIR)
+        self.command_address = f"ipc://{self._folder}/command"
         self.step_address = f"ipc://{self._folder}/step"
         self.pool_address = f"ipc://{self._folder}/pool"
-        for socket, address in ((self._steps, self.step_address), (self._pool, self.pool_address)):
-            configure(socket)
-            socket.bind(address)
+        self._commands = self._bind(zmq.PUSH, self.command_address)
+        self._steps = self._bind(zmq.PULL, self.step_address)
+        self._pool = self._bind(zmq.PAIR, self.pool_address)
         self._encoder = msgspec.msgpack.Encoder()
         self._replies = msgspec.msgpack.Decoder(PoolReply)
         self.last_step_unix_us = 0
@@ -68,13 +68,25 @@ class RankLink:
         self._is_closed = False
         self._answers = asyncio.create_task(self._receive_replies())
 
+    def _bind(self, kind: int, address: str) -> zmq.asyncio.Socket:
+        socket = self._context.socket(kind)
+        configure(socket)
+        socket.bind(address)
+        return socket
+
     def hide(self) -> None:
         """Both ends are connected: nobody else shall find the sockets."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    async def greet(self) -> None:
+        """Returns when the threads that take commands and pool calls are connected too."""
+        await self._commands.send(self._encoder.encode(Ping()))
+        await self.receive()
+        await self.call(Unpin([]))
+
     def send(self, command: RankCommand) -> None:
         """Never blocks. Raises Unavailable when the rank has stopped reading."""
-        sent = self._steps.send(self._encoder.encode(command), zmq.NOBLOCK)
+        sent = self._commands.send(self._encoder.encode(command), zmq.NOBLOCK)
         assert isinstance(sent, asyncio.Future)  # done at once, as it must not block
         if sent.exception() is not None:
             raise Unavailable("the worker's engine does not take commands")

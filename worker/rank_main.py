@@ -1,7 +1,7 @@
 """A rank process: one model, one page pool, one engine, one step loop.
 
 Started by the front with its configuration on standard input; dies with the front. The main
-thread steps and sleeps on its socket when there is nothing to do; a second one answers the pool.
+thread steps and sleeps when there is nothing to do; one takes commands, one answers the pool.
 """
 
 import ctypes
@@ -10,9 +10,11 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import structlog
 import torch
 import zmq
 
@@ -20,7 +22,7 @@ from paceline.core import keys, logs
 from paceline.core.errors import ErrorCode, PacelineError
 from paceline.engine.config import EngineConfig
 from paceline.engine.engine import Engine
-from paceline.engine.messages import PoolCall, StepOutput
+from paceline.engine.messages import PoolCall
 from paceline.engine.pool_calls import PoolCalls
 from paceline.models.loader import LoadedModel, load_model
 from paceline.worker.rank_link import configure
@@ -37,45 +39,61 @@ from paceline.worker.rank_messages import (
 from paceline.worker.rank_pool import make_pools
 
 SWITCH_INTERVAL_S = 0.0002  # the pool thread answers within it while the step thread computes
-STARVED_WAIT_MS = 5  # waiting requests, no pages: readers unpin without a command
+STARVED_WAIT_S = 0.005  # waiting requests, no pages: readers unpin without a command
 _PR_SET_PDEATHSIG = 1
 
 
-class StepLoop:
-    """Commands → step → output, one after the other, in one thread."""
+class Outbox:
+    """Sends the engine's outputs in the order in which they are taken, from either thread."""
 
     def __init__(self, engine: Engine, socket: "zmq.Socket[bytes]") -> None:
         self._engine = engine
         self._socket = socket
-        self._decoder: msgspec.msgpack.Decoder[RankCommand] = msgspec.msgpack.Decoder(RankCommand)
-        self._num_steps = 0
-        self._was_pinged = False
+        self._lock = threading.Lock()
+
+    def flush(self, always: bool = False) -> bool:
+        """Whether there was anything to send."""
+        with self._lock:
+            output = self._engine.take_output(always)
+            if output is not None:
+                send(self._socket, STEP, output)
+        return output is not None
+
+
+class StepLoop:
+    """Step → outputs, and rest when there is nothing to do until a command comes."""
+
+    def __init__(self, engine: Engine, outbox: Outbox) -> None:
+        self._engine = engine
+        self.outbox = outbox
+        self.woken = threading.Event()
+        self.is_pinged = threading.Event()  # answered here: a loop that hangs must show
 
     def run(self) -> None:
-        wait_ms: int | None = None  # None: until a command comes
         while True:
-            self._handle_commands(wait_ms)
-            output = self._engine.step()
-            if output is None and self._was_pinged:
-                output = StepOutput(self._num_steps, [], self._engine.load())
-            if output is not None:
-                self._num_steps = output.step
-                self._was_pinged = False
-                send(self._socket, STEP, output)
-            wait_ms = 0 if output is not None else self._idle_wait_ms()
+            self.woken.clear()
+            self._engine.advance()
+            always = self.is_pinged.is_set()
+            self.is_pinged.clear()
+            if not self.outbox.flush(always):
+                self.woken.wait(STARVED_WAIT_S if self._engine.has_work() else None)
 
-    def _idle_wait_ms(self) -> int | None:
-        return STARVED_WAIT_MS if self._engine.has_work() else None
 
-    def _handle_commands(self, wait_ms: int | None) -> None:
-        """All that have arrived, the first of them after at most `wait_ms`."""
-        self._socket.poll(wait_ms)
-        while self._socket.poll(0):
-            command = self._decoder.decode(self._socket.recv())
-            if isinstance(command, Ping):
-                self._was_pinged = True
-            else:
-                self._engine.handle(command)
+def take_commands(
+    context: "zmq.Context[zmq.Socket[bytes]]", address: str, engine: Engine, loop: StepLoop
+) -> None:
+    """Runs in a thread of its own: commands take effect and are answered while a step computes."""
+    decoder: msgspec.msgpack.Decoder[RankCommand] = msgspec.msgpack.Decoder(RankCommand)
+    socket = connect(context, address, zmq.PULL)
+    while True:
+        command = decoder.decode(socket.recv())
+        if isinstance(command, Ping):
+            loop.is_pinged.set()
+        else:
+            engine.handle(command)
+        if not socket.poll(0):
+            loop.outbox.flush()
+            loop.woken.set()
 
 
 def answer_pool_calls(
@@ -84,14 +102,16 @@ def answer_pool_calls(
     """Runs in a thread of its own: [number, call] → [number, reply]."""
     decoder: msgspec.msgpack.Decoder[PoolCall] = msgspec.msgpack.Decoder(PoolCall)
     encoder = msgspec.msgpack.Encoder()
-    socket = connect(context, address)
+    socket = connect(context, address, zmq.PAIR)
     while True:
         number, payload = socket.recv_multipart()
         socket.send_multipart([number, encoder.encode(calls.answer(decoder.decode(payload)))])
 
 
-def connect(context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> "zmq.Socket[bytes]":
-    socket = context.socket(zmq.PAIR)
+def connect(
+    context: "zmq.Context[zmq.Socket[bytes]]", address: str, kind: int
+) -> "zmq.Socket[bytes]":
+    socket = context.socket(kind)
     configure(socket)
     socket.connect(address)
     return socket
@@ -100,6 +120,19 @@ def connect(context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> "zmq.Soc
 def send(socket: "zmq.Socket[bytes]", kind: bytes, message: object) -> None:
     now_us = time.time_ns() // 1000
     socket.send_multipart([kind, msgspec.msgpack.encode(message), now_us.to_bytes(8, "little")])
+
+
+def start(target: Callable[..., None], *args: object) -> None:
+    """A thread without which the rank is of no use: it ends the process when it fails."""
+
+    def run() -> None:
+        try:
+            target(*args)
+        except Exception:
+            structlog.get_logger("paceline.rank").exception("a thread of the rank failed")
+            os._exit(1)
+
+    threading.Thread(target=run, name=target.__name__, daemon=True).start()
 
 
 def make_engine(config: RankConfig) -> tuple[Engine, RankReady]:
@@ -153,7 +186,7 @@ def main() -> int:
     logs.configure("rank")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    steps = connect(context, config.step_address)
+    steps = connect(context, config.step_address, zmq.PUSH)
     try:
         keys.self_test()
         engine, ready = make_engine(config)
@@ -163,16 +196,12 @@ def main() -> int:
     except (MemoryError, RuntimeError) as error:  # torch: out of memory, no such device
         send(steps, FAILED, RankFailed(ErrorCode.INTERNAL, str(error)[:300]))
         return 1
-    thread = threading.Thread(
-        target=answer_pool_calls,
-        args=(context, config.pool_address, engine.pool_calls),
-        name="pool-calls",
-        daemon=True,
-    )
-    thread.start()
+    loop = StepLoop(engine, Outbox(engine, steps))
+    start(answer_pool_calls, context, config.pool_address, engine.pool_calls)
+    start(take_commands, context, config.command_address, engine, loop)
     send(steps, READY, ready)
     with torch.inference_mode():
-        StepLoop(engine, steps).run()
+        loop.run()
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What crosses the ZeroMQ pair between front and rank beside the engine's own messages.
+"""What crosses ZeroMQ between front and rank beside the engine's own messages.
 
 The rank sends [kind, payload, time in µs] frames: one READY or FAILED, then a STEP for each engine
 step and each Ping. The front sends commands, one a frame.
@@ -31,6 +31,7 @@ class RankConfig(msgspec.Struct, frozen=True):
     num_threads: int
     max_waiting: int
     max_pinned_share: float
+    command_address: str
     step_address: str
     pool_address: str
 

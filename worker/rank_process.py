@@ -10,7 +10,6 @@ import msgspec
 
 from paceline.core.errors import ConfigError, EngineFailure, ErrorCode
 from paceline.core.ids import Incarnation
-from paceline.engine.messages import Unpin
 from paceline.kv_transfer.base import LocalPool
 from paceline.kv_transfer.pool_memory import (
     new_pool_file,
@@ -95,6 +94,7 @@ async def _spawn(config: WorkerConfig, fd: int, link: RankLink) -> asyncio.subpr
         num_threads=config.num_threads,
         max_waiting=config.max_slots,
         max_pinned_share=config.max_pinned_share,
+        command_address=link.command_address,
         step_address=link.step_address,
         pool_address=link.pool_address,
     )
@@ -129,5 +129,5 @@ async def _first_contact(link: RankLink, model: str) -> RankReady:
             raise ConfigError("model", model, output.message)
         raise EngineFailure(output.message)
     assert isinstance(output, RankReady)
-    await link.call(Unpin([]))  # the pool's thread is connected too
+    await link.greet()
     return output
