@@ -119,8 +119,8 @@ class RedisFollower:
     async def _lease_gone(self, worker_id: str) -> None:
         link = self._fleet.links.get(worker_id)
         if link is not None and link.session is None:
-            await self._fleet.remove(worker_id)
             self._mirrors.drop(worker_id)
+            await self._fleet.remove(worker_id)
 
     def _follow_sessions(self) -> None:
         """A live stream says which incarnation counts; a record may be older."""
