@@ -42,7 +42,12 @@ def result(
     return text, choice.num_tokens, choice.finish
 
 
-@given(some_bytes, st.lists(st.integers(1, 5), min_size=30), stop_strings, st.integers(0, 8))
+@given(
+    some_bytes,
+    st.lists(st.integers(1, 5), min_size=1, max_size=30),
+    stop_strings,
+    st.integers(0, 8),
+)
 def test_any_grouping_of_tokens_gives_the_same(
     data: bytes, sizes: list[int], stops: list[str], min_tokens: int
 ) -> None:
@@ -50,7 +55,7 @@ def test_any_grouping_of_tokens_gives_the_same(
     groups: list[list[int]] = []
     start = 0
     while start < len(token_ids):
-        groups.append(token_ids[start : start + sizes[len(groups)]])
+        groups.append(token_ids[start : start + sizes[len(groups) % len(sizes)]])
         start += len(groups[-1])
     grouped = result(make_choice(stops, min_tokens), groups, STOP)
     whole = result(make_choice(stops, min_tokens), [token_ids], STOP)
