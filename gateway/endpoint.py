@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from paceline.core.errors import Cancelled, EngineFailure, PacelineError
 from paceline.gateway.answer import SSE_DONE
 from paceline.gateway.body import decode, discard_body, read_body
+from paceline.gateway.choice import Choice, Delta
 from paceline.gateway.errors import BodyTooLarge, error_body, http_error
 from paceline.gateway.generation import Generation
 from paceline.gateway.openai_types import SamplingFields
@@ -80,6 +81,7 @@ class Exchange:
         tools = scope["state"]  # of BoundedProtocol
         self._abort: Callable[[], None] = tools["abort"]
         self._write_chunk: Callable[[bytes], bool] = tools["write_chunk"]
+        self._can_write: Callable[[], bool] = tools["can_write"]
 
     def header(self, name: bytes) -> bytes | None:
         for key, value in self._scope["headers"]:
@@ -116,8 +118,14 @@ class Exchange:
             await send_body(self._send, b"", more=False)
 
     async def _stream(self, prepared: PreparedRequest, generation: Generation) -> None:
-        """One write a step. The status goes out with the first token."""
+        """One write a step, where its tokens arrive. The status goes out with the first token."""
         answer = prepared.answer
+
+        def show(choice: Choice, delta: Delta) -> None:
+            if frames := answer.frames(choice, delta):
+                self._write_chunk(frames)
+
+        generation.show_at_once(self._can_write_now, show)
         while not generation.done:
             frames = [answer.frames(*item) for item in await generation.step()]
             if not self._is_started:
@@ -128,6 +136,9 @@ class Exchange:
             body = b"".join(frames)
             if generation.done or (body and not self._write_chunk(body)):
                 await send_body(self._send, body, more=not generation.done)
+
+    def _can_write_now(self) -> bool:
+        return self._is_started and self._can_write()
 
     async def _whole(self, prepared: PreparedRequest, generation: Generation) -> None:
         while not generation.done:

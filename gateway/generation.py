@@ -11,11 +11,13 @@ from paceline.core.errors import DeadlineExceeded, EngineFailure, PacelineError
 from paceline.core.finish import FinishReason
 from paceline.gateway.choice import Choice, Delta
 from paceline.gateway.jobs import Job, token_request
-from paceline.gateway.mailbox import Mailbox
+from paceline.gateway.mailbox import Mailbox, leave
 from paceline.gateway.metrics import ModelMetrics, now_s
 from paceline.gateway.router_client import RouterClient
 from paceline.gateway.tokenizer import TextModel
 from paceline.v1.common_pb2 import Emission
+
+Show = Callable[[Choice, Delta], object]
 
 
 class _Running:
@@ -46,6 +48,7 @@ class Generation:
         self._mailbox = Mailbox(max_pending, on_overflow)
         self._running: dict[int, _Running] = {}
         self._all: list[_Running] = []
+        self._may_stop = False  # by a stop string
         self._started_s = now_s()
         self._deadline: asyncio.TimerHandle | None = None
         self.num_prompt_tokens = 0
@@ -55,6 +58,7 @@ class Generation:
         loop = asyncio.get_running_loop()
         error = DeadlineExceeded(f"not finished within {budget_s:g} s")
         self._deadline = loop.call_later(budget_s, self.fail, error)
+        self._may_stop = any(job.stops for job in jobs)
         for job in jobs:
             running = _Running(self._choices(job))
             slot = self._router.submit(token_request(job, budget_s), self._mailbox)
@@ -66,25 +70,44 @@ class Generation:
     async def step(self) -> list[tuple[Choice, Delta]]:
         """What arrived since the last call, maybe nothing. Raises how the request failed."""
         deltas = []
-        emissions = await self._mailbox.next()
-        now = now_s()
-        for emission in emissions:
-            running = self._running.get(emission.slot)
-            if running is None:
-                continue  # ended here; the router did not know yet
-            choice = self._choice_of(running, emission)
-            if choice.finish is None:
-                self._observe(choice, running, emission, now)
-                deltas.append((choice, choice.push(emission)))
-                if choice.finish is not None:
-                    self._end_choice(running, emission, choice.finish)
+        for emission in await self._mailbox.next():
+            if (delta := self._take(emission)) is not None:
+                deltas.append(delta)
         return deltas
+
+    def show_at_once(self, can_show: Callable[[], bool], show: Show) -> None:
+        """From now on, what arrives while `step` waits goes to `show` if that can take it, and
+        `step` does not return it. It still returns all that may end a choice."""
+
+        def take_now(emission: Emission) -> bool:
+            if emission.finish or not can_show():
+                return False
+            if (delta := self._take(emission)) is not None:
+                show(*delta)
+            return True
+
+        if not self._may_stop:
+            self._mailbox.take_now = take_now
+
+    def _take(self, emission: Emission) -> tuple[Choice, Delta] | None:
+        running = self._running.get(emission.slot)
+        if running is None:
+            return None  # ended here; the router did not know yet
+        choice = self._choice_of(running, emission)
+        if choice.finish is not None:
+            return None
+        self._observe(choice, running, emission, now_s())
+        delta = choice.push(emission)
+        if choice.finish is not None:
+            self._end_choice(running, emission, choice.finish)
+        return choice, delta
 
     def fail(self, error: PacelineError) -> None:
         """Ends the generation at once: the client left, or time is up."""
         self._mailbox.fail(error, drop_pending=True)
 
     def close(self) -> None:
+        self._mailbox.take_now = leave
         if self._deadline is not None:
             self._deadline.cancel()
         for slot in self._running:

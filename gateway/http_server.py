@@ -26,7 +26,11 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        tools = {"abort": transport.abort, "write_chunk": self.write_chunk}
+        tools = {
+            "abort": transport.abort,
+            "can_write": self.can_write,
+            "write_chunk": self.write_chunk,
+        }
         self.app_state = {**self.app_state, **tools}
         self._head_timer = self.loop.call_later(self._read_timeout_s, transport.abort)
 
@@ -52,12 +56,15 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_head_timer()
         super().on_headers_complete()
 
+    def can_write(self) -> bool:
+        return not (self.flow.write_paused or self.transport.is_closing())
+
     def write_chunk(self, body: bytes) -> bool:
         """One chunk of a streamed body, as `send` would write it: a third of its cost a token.
 
         False if the connection takes none now: `send` then waits or drops it.
         """
-        if self.flow.write_paused or self.transport.is_closing():
+        if not self.can_write():
             return False
         self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
         return True

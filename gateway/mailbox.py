@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from paceline.core.errors import Overloaded, PacelineError
+from paceline.core.errors import Overloaded
 from paceline.v1.common_pb2 import Emission
 
 
@@ -11,20 +11,24 @@ class Mailbox:
     """Bounded: a client that lags `max_pending` emissions behind loses its request.
 
     Written by the router's reader, which it never blocks; read by one task. `on_overflow` frees
-    that task if it is stuck in a write to the client.
+    that task if it is stuck in a write to the client. `take_now` may take an emission while the
+    task waits for one: a token then costs neither a queue nor a wake.
     """
 
-    __slots__ = ("_error", "_max_pending", "_on_overflow", "_pending", "_waiter")
+    __slots__ = ("_error", "_max_pending", "_on_overflow", "_pending", "_waiter", "take_now")
 
     def __init__(self, max_pending: int, on_overflow: Callable[[], object]) -> None:
         self._max_pending = max_pending
         self._on_overflow = on_overflow
         self._pending: list[Emission] = []
         self._waiter: asyncio.Future[None] | None = None
-        self._error: PacelineError | None = None
+        self._error: Exception | None = None
+        self.take_now: Callable[[Emission], bool] = leave
 
     def deliver(self, emission: Emission) -> bool:
         """False: the reader lags too far behind and the request must be cancelled."""
+        if self._is_awaited and self._taken_now(emission):
+            return True
         if len(self._pending) >= self._max_pending:
             self.fail(Overloaded("the client reads too slowly"), drop_pending=True)
             self._on_overflow()
@@ -33,7 +37,7 @@ class Mailbox:
         self._wake()
         return True
 
-    def fail(self, error: PacelineError, *, drop_pending: bool = False) -> None:
+    def fail(self, error: Exception, *, drop_pending: bool = False) -> None:
         """Ends the mailbox; the first error counts, after what is pending or instead of it."""
         if drop_pending:
             self._pending.clear()
@@ -50,6 +54,23 @@ class Mailbox:
         taken, self._pending = self._pending, []
         return taken
 
+    @property
+    def _is_awaited(self) -> bool:
+        """Nothing is pending then, and nothing has failed."""
+        return self._waiter is not None and not self._waiter.done()
+
+    def _taken_now(self, emission: Emission) -> bool:
+        try:
+            return self.take_now(emission)
+        except Exception as failure:  # of this one response: its task answers for it
+            self.fail(failure)
+            return True
+
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def leave(emission: Emission) -> bool:
+    """Takes nothing: all waits for the task."""
+    return False
