@@ -4,6 +4,8 @@ import asyncio
 import signal
 import sys
 
+import uvloop
+
 from paceline.core import keys, logs
 from paceline.worker.config import WorkerConfig
 from paceline.worker.front import Front, Side
@@ -16,7 +18,8 @@ def run(config: WorkerConfig, side: Side) -> int:
     logs.configure(side.name)
     keys.self_test()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    asyncio.run(_serve(config, side))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(config, side))
     return 0
 
 

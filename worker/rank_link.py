@@ -25,9 +25,8 @@ from paceline.worker.rank_messages import (
     RankFailed,
     RankReady,
 )
+from paceline.worker.sockets import configure, receive
 
-MAX_QUEUED = 20_000  # above the most commands that all slots can have under way
-MAX_MESSAGE_BYTES = 64 << 20
 MAX_POOL_CALLS = 256
 
 RankOutput = RankReady | RankFailed | StepOutput
@@ -37,14 +36,6 @@ _DECODERS: dict[bytes, msgspec.msgpack.Decoder[RankOutput]] = {
     FAILED: msgspec.msgpack.Decoder(RankFailed),
     STEP: msgspec.msgpack.Decoder(StepOutput),
 }
-
-
-def configure(socket: "zmq.Socket[bytes] | zmq.asyncio.Socket") -> None:
-    """Settings of both ends: bounded, and nothing lingers."""
-    socket.setsockopt(zmq.SNDHWM, MAX_QUEUED)
-    socket.setsockopt(zmq.RCVHWM, MAX_QUEUED)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-    socket.setsockopt(zmq.LINGER, 0)
 
 
 class RankLink:
@@ -57,7 +48,10 @@ class RankLink:
         self.step_address = f"ipc://{self._folder}/step"
         self.pool_address = f"ipc://{self._folder}/pool"
         self._commands = self._bind(zmq.PUSH, self.command_address)
-        self._steps = self._bind(zmq.PULL, self.step_address)
+        same: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(self._context)
+        self._steps = same.socket(zmq.PULL)
+        configure(self._steps)
+        self._steps.bind(self.step_address)
         self._pool = self._bind(zmq.PAIR, self.pool_address)
         self._encoder = msgspec.msgpack.Encoder()
         self._replies = msgspec.msgpack.Decoder(PoolReply)
@@ -92,7 +86,7 @@ class RankLink:
             raise Unavailable("the worker's engine does not take commands")
 
     async def receive(self) -> RankOutput:
-        kind, payload, unix_us = await self._steps.recv_multipart()
+        kind, payload, unix_us = await receive(self._steps)
         self.last_step_unix_us = int.from_bytes(unix_us, "little")
         return _DECODERS[kind].decode(payload)
 
@@ -130,6 +124,7 @@ class RankLink:
         for future in list(self._calls.values()):
             if not future.done():
                 future.set_exception(_stopped())
+        self._steps.close()
         self._context.destroy(linger=0)
         self.hide()
 

@@ -25,7 +25,6 @@ from paceline.engine.engine import Engine
 from paceline.engine.messages import PoolCall
 from paceline.engine.pool_calls import PoolCalls
 from paceline.models.loader import LoadedModel, load_model
-from paceline.worker.rank_link import configure
 from paceline.worker.rank_messages import (
     FAILED,
     READY,
@@ -37,6 +36,7 @@ from paceline.worker.rank_messages import (
     RankReady,
 )
 from paceline.worker.rank_pool import make_pools
+from paceline.worker.sockets import configure
 
 SWITCH_INTERVAL_S = 0.0002  # the pool thread answers within it while the step thread computes
 STARVED_WAIT_S = 0.005  # waiting requests, no pages: readers unpin without a command
