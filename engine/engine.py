@@ -33,7 +33,7 @@ from paceline.models.base import Model
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class LaunchedStep:
     """A step between launch and retirement."""
 
     step: int
@@ -110,7 +110,7 @@ class Engine:
             self._is_stepped = False
             return self._output()
 
-    def launch(self) -> Flight | None:
+    def launch(self) -> LaunchedStep | None:
         """Plans a step and runs it. None if there is nothing to run, or something to say."""
         started_s = time.perf_counter()
         with self._lock:
@@ -119,7 +119,7 @@ class Engine:
                 return None
             prepared = self.runner.prepare(plan)
             self.clock.launched += 1
-        return Flight(self.clock.launched, plan, self.runner.run(prepared), started_s)
+        return LaunchedStep(self.clock.launched, plan, self.runner.run(prepared), started_s)
 
     def _next_plan(self) -> Plan | None:
         plan = self._planned or self.scheduler.plan()
@@ -135,7 +135,7 @@ class Engine:
         plan = plan.current()
         return plan if plan.scheduled else None
 
-    def retire(self, flight: Flight) -> None:
+    def retire(self, flight: LaunchedStep) -> None:
         """Waits for a launched step and applies its result."""
         sampled = flight.launched.collect()
         with self._lock:
