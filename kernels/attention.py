@@ -8,6 +8,9 @@ is an offset into the table.
     write_kv(pool, layer, kv, plan)        then, for every layer
     out = paged_attention(query, pool, layer, plan, scale)
 
+A window w lets a token see the last w tokens, itself included; 0 means all. Only those are read.
+A soft cap c turns a score s into c · tanh(s / c) before the softmax; 0 means none.
+
 Unused memory may hold anything, NaN included: places beyond a context are read from its first
 token instead and masked, so garbage is never loaded. Only shapes and host integers decide what
 is launched: a pure decode step can be captured in a CUDA graph.
@@ -27,13 +30,20 @@ from paceline.core.kv_layout import PAGE_TOKENS, PageGroup
 _GATHER_BYTES = {"cpu": 64 << 20, "cuda": 256 << 20}
 _MAX_QUERIES = 256
 _MAX_MASK_ELEMENTS = 8 << 20
+_MAX_SCORES = 16 << 20  # that are held at a time where they are capped
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    scale: float
+    softcap: float  # 0: none
 
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
     """All decode sequences; `rows` counts (sequence, head) pairs."""
 
-    rows: torch.Tensor  # [2, D * heads, L]: pool rows of K and V
+    rows: torch.Tensor  # [2, D * heads, L]: pool rows of K and V, of the window's first token on
     mask: torch.Tensor  # [D * heads, 1, 1, L]: 0, or -inf beyond the context
 
 
@@ -43,8 +53,17 @@ class PrefillPlan:
 
     start: int  # its first row among the T tokens
     query_len: int
-    context_len: int
-    rows: torch.Tensor  # [2, heads, context_len]
+    rows: torch.Tensor  # [2, heads, keys]: the last tokens of the context, all that any query sees
+
+
+@dataclass(frozen=True, slots=True)
+class SpanPlan:
+    """What layers of one window share."""
+
+    window: int  # 0: none, or none that this step's contexts reach
+    decode: DecodePlan | None
+    prefills: tuple[PrefillPlan, ...]
+    mask: torch.Tensor | None  # [queries, past + queries]: see _prefill_mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +73,7 @@ class AttentionPlan:
     group: PageGroup
     write_rows: torch.Tensor  # [T * 2 * heads]
     num_decodes: int
-    decode: DecodePlan | None
-    prefills: tuple[PrefillPlan, ...]
-    causal: torch.Tensor | None  # [queries, past + queries]: see _causal_mask
+    spans: dict[int, SpanPlan]  # by window
 
 
 def plan_attention(
@@ -67,25 +84,24 @@ def plan_attention(
     max_context_len: int,
     prefills: Sequence[tuple[int, int]],
     dtype: torch.dtype,
+    windows: Sequence[int] = (0,),
 ) -> AttentionPlan:
-    """`prefills` holds (query_len, context_len) of the last sequences, the others decode."""
-    num_decodes = block_table.shape[0] - len(prefills)
-    decode = None
-    if num_decodes:
-        table, lens = block_table[:num_decodes], context_lens[:num_decodes]
-        decode = _plan_decode(group, table, lens, max_context_len, dtype)
-    plans = []
-    start = num_decodes
-    for (query_len, context_len), pages in zip(prefills, block_table[num_decodes:], strict=True):
-        positions = torch.arange(context_len, device=pages.device)
-        slots = _slots(pages[None], positions[None])
-        rows = _rows(group, slots).view(2, group.num_heads, context_len)
-        plans.append(PrefillPlan(start, query_len, context_len, rows))
-        start += query_len
-    longest = max((context_len for _, context_len in prefills), default=0)
-    causal = _causal_mask(longest, dtype, block_table.device) if prefills else None
+    """`prefills` holds (query_len, context_len) of the last sequences, the others decode.
+    `windows`: those of the model's layers, each once."""
+    longest = max([max_context_len, *(context_len for _, context_len in prefills)])
+    spans: dict[int, SpanPlan] = {}
+    for window in windows:
+        reached = window if window < longest else 0
+        known = [span for span in spans.values() if span.window == reached]
+        spans[window] = (
+            known[0]
+            if known
+            else _plan_span(
+                group, block_table, context_lens, max_context_len, prefills, dtype, reached
+            )
+        )
     writes = _rows(group, slot_mapping[:, None]).permute(1, 0, 2, 3).reshape(-1)
-    return AttentionPlan(group, writes, num_decodes, decode, tuple(plans), causal)
+    return AttentionPlan(group, writes, block_table.shape[0] - len(prefills), spans)
 
 
 def write_kv(pool: torch.Tensor, layer: int, kv: torch.Tensor, plan: AttentionPlan) -> None:
@@ -95,19 +111,27 @@ def write_kv(pool: torch.Tensor, layer: int, kv: torch.Tensor, plan: AttentionPl
 
 
 def paged_attention(
-    query: torch.Tensor, pool: torch.Tensor, layer: int, plan: AttentionPlan, scale: float
+    query: torch.Tensor,
+    pool: torch.Tensor,
+    layer: int,
+    plan: AttentionPlan,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
 ) -> torch.Tensor:
     """query [T, query heads, dim] → the same shape; each token sees its context up to itself."""
     table = _table(pool, layer, plan.group)
-    if plan.decode is not None and not plan.prefills:
-        return _attend_decode(query, table, plan.decode, plan.group, scale)
+    span = plan.spans[window]
+    scores = Scores(scale, softcap)
+    if span.decode is not None and not span.prefills:
+        return _attend_decode(query, table, span.decode, scores)
     out = torch.empty_like(query)
-    if plan.decode is not None:
+    if span.decode is not None:
         part = query[: plan.num_decodes]
-        out[: plan.num_decodes] = _attend_decode(part, table, plan.decode, plan.group, scale)
-    for prefill in plan.prefills:
-        assert plan.causal is not None
-        _attend_prefill(query, out, table, prefill, plan.causal, scale)
+        out[: plan.num_decodes] = _attend_decode(part, table, span.decode, scores)
+    for prefill in span.prefills:
+        assert span.mask is not None
+        _attend_prefill(query, out, table, prefill, span.mask, span.window, scores)
     return out
 
 
@@ -129,17 +153,49 @@ def _rows(group: PageGroup, slots: torch.Tensor) -> torch.Tensor:
     return bases[None, :, None, :] + cells.view(2, 1, group.num_heads, 1)
 
 
+def _plan_span(
+    group: PageGroup,
+    block_table: torch.Tensor,
+    context_lens: torch.Tensor,
+    max_context_len: int,
+    prefills: Sequence[tuple[int, int]],
+    dtype: torch.dtype,
+    window: int,
+) -> SpanPlan:
+    num_decodes = block_table.shape[0] - len(prefills)
+    decode = None
+    if num_decodes:
+        table, lens = block_table[:num_decodes], context_lens[:num_decodes]
+        decode = _plan_decode(group, table, lens, max_context_len, dtype, window)
+    plans = []
+    start = num_decodes
+    for (query_len, context_len), pages in zip(prefills, block_table[num_decodes:], strict=True):
+        first = max(0, context_len - query_len + 1 - window) if window else 0
+        positions = torch.arange(first, context_len, device=pages.device)
+        rows = _rows(group, _slots(pages[None], positions[None]))
+        plans.append(PrefillPlan(start, query_len, rows.view(2, group.num_heads, -1)))
+        start += query_len
+    longest = max((context_len for _, context_len in prefills), default=0)
+    mask = _prefill_mask(longest, window, dtype, block_table.device) if prefills else None
+    return SpanPlan(window, decode, tuple(plans), mask)
+
+
 def _plan_decode(
     group: PageGroup,
     block_table: torch.Tensor,
     context_lens: torch.Tensor,
     max_context_len: int,
     dtype: torch.dtype,
+    window: int,
 ) -> DecodePlan:
-    width = -(-max_context_len // PAGE_TOKENS) * PAGE_TOKENS
+    longest = min(max_context_len, window or max_context_len)
+    width = -(-longest // PAGE_TOKENS) * PAGE_TOKENS
     positions = torch.arange(width, device=block_table.device)
+    if window:
+        positions = positions + (context_lens[:, None] - window).clamp_(min=0)
     seen = positions < context_lens[:, None]
-    rows = _rows(group, _slots(block_table, torch.where(seen, positions, 0)))
+    first = positions[:, :1] if window else 0
+    rows = _rows(group, _slots(block_table, torch.where(seen, positions, first)))
     zeros = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
     mask = zeros.masked_fill_(~seen, -math.inf)[:, None, None, None]
     mask = mask.expand(-1, group.num_heads, -1, -1, -1).flatten(0, 1)
@@ -147,20 +203,19 @@ def _plan_decode(
 
 
 def _attend_decode(
-    query: torch.Tensor, table: torch.Tensor, plan: DecodePlan, group: PageGroup, scale: float
+    query: torch.Tensor, table: torch.Tensor, plan: DecodePlan, scores: Scores
 ) -> torch.Tensor:
     """Each KV head's group of query heads is one small attention of its own."""
     num_rows, width = plan.rows.shape[1:]
-    grouped = query.reshape(num_rows, 1, -1, group.head_dim)
+    dim = query.shape[-1]
+    grouped = query.reshape(num_rows, 1, -1, dim)
     out = torch.empty_like(grouped)
     step = _heads_at_once(query, width)
     for i in range(0, num_rows, step):
         part = slice(i, i + step)
         indices = plan.rows[:, part]
-        kv = table.index_select(0, indices.reshape(-1)).view(*indices.shape, group.head_dim)
-        out[part] = scaled_dot_product_attention(
-            grouped[part], kv[0, :, None], kv[1, :, None], plan.mask[part], scale=scale
-        )
+        kv = table.index_select(0, indices.reshape(-1)).view(*indices.shape, dim)
+        out[part] = _attend(grouped[part], kv[0, :, None], kv[1, :, None], plan.mask[part], scores)
     return out.view(query.shape)
 
 
@@ -169,22 +224,29 @@ def _heads_at_once(query: torch.Tensor, context_len: int) -> int:
     return max(1, _GATHER_BYTES[query.device.type] // head_bytes)
 
 
-def _causal_mask(longest: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """[Q, longest + Q]: `longest` zeros, then a causal square. `_cut` takes any chunk's mask.
+def _prefill_mask(
+    longest: int, window: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """[Q, past + Q]: query i sees columns up to past + i, of a window only its last. `past` is
+    the most that a chunk's first query sees before itself. `_cut` takes any chunk's mask.
 
-    Q falls with the context, so that the mask and the scores of a chunk stay bounded.
+    Q falls with the keys, so that the mask and the scores of a chunk stay bounded.
     """
-    queries = max(16, min(_MAX_QUERIES, _MAX_MASK_ELEMENTS // longest, longest))
-    mask = torch.full((queries, longest + queries), -math.inf, dtype=dtype, device=device)
-    return mask.triu_(longest + 1)
+    past = window - 1 if window else longest
+    queries = max(16, min(_MAX_QUERIES, _MAX_MASK_ELEMENTS // max(past, 1), longest))
+    hidden = torch.ones((queries, past + queries), dtype=torch.bool, device=device)
+    unseen = hidden.triu(past + 1)
+    if window:
+        unseen |= hidden.tril(past - window)
+    return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(unseen, -math.inf)
 
 
-def _cut(causal: torch.Tensor, num_queries: int, num_keys: int) -> torch.Tensor:
-    """Mask [num_queries, num_keys] whose last query sees all keys."""
-    past = causal.shape[1] - causal.shape[0]
-    mask = causal[:num_queries, past - (num_keys - num_queries) : past + num_queries]
+def _cut(mask: torch.Tensor, num_queries: int, num_keys: int) -> torch.Tensor:
+    """Mask [num_queries, num_keys] whose last query sees the last key."""
+    past = mask.shape[1] - mask.shape[0]
+    part = mask[:num_queries, past - (num_keys - num_queries) : past + num_queries]
     # torch's CUDA kernels read a mask in aligned words; a slice may start anywhere.
-    return mask.clone() if mask.is_cuda else mask
+    return part.clone() if part.is_cuda else part
 
 
 def _attend_prefill(
@@ -192,38 +254,67 @@ def _attend_prefill(
     out: torch.Tensor,
     table: torch.Tensor,
     plan: PrefillPlan,
-    causal: torch.Tensor,
-    scale: float,
+    mask: torch.Tensor,
+    window: int,
+    scores: Scores,
 ) -> None:
     """Heads in groups and queries in chunks: memory is bounded at any context."""
-    _, num_heads, context_len = plan.rows.shape
+    _, num_heads, num_keys = plan.rows.shape
     dim = query.shape[-1]
     sequence = slice(plan.start, plan.start + plan.query_len)
     # [T, heads, group, dim] → [heads, group, T, dim]
     shape = (plan.query_len, num_heads, -1, dim)
     grouped = query[sequence].view(shape).permute(1, 2, 0, 3)
     result = out[sequence].view(shape).permute(1, 2, 0, 3)
-    step = _heads_at_once(query, context_len)
+    step = _heads_at_once(query, num_keys)
     for head in range(0, num_heads, step):
         heads = slice(head, head + step)
         indices = plan.rows[:, heads]
         kv = table.index_select(0, indices.reshape(-1)).view(*indices.shape, dim)
-        _attend_chunks(grouped[heads], result[heads], kv, causal, scale)
+        _attend_chunks(grouped[heads], result[heads], kv, mask, window, scores)
 
 
 def _attend_chunks(
-    query: torch.Tensor, out: torch.Tensor, kv: torch.Tensor, causal: torch.Tensor, scale: float
+    query: torch.Tensor,
+    out: torch.Tensor,
+    kv: torch.Tensor,
+    mask: torch.Tensor,
+    window: int,
+    scores: Scores,
 ) -> None:
-    """query, out [heads, group, T, dim]; kv [2, heads, context, dim]."""
-    num_tokens, context_len = query.shape[2], kv.shape[2]
+    """query, out [heads, group, T, dim]; kv [2, heads, keys, dim], the last T keys are new."""
+    num_tokens, num_keys = query.shape[2], kv.shape[2]
     keys, values = (part[:, None].expand(-1, query.shape[1], -1, -1) for part in kv)
-    for i in range(0, num_tokens, causal.shape[0]):
-        chunk = slice(i, min(i + causal.shape[0], num_tokens))
-        num_keys = context_len - num_tokens + chunk.stop
-        mask = _cut(causal, chunk.stop - i, num_keys)
-        out[:, :, chunk] = scaled_dot_product_attention(
-            query[:, :, chunk], keys[:, :, :num_keys], values[:, :, :num_keys], mask, scale=scale
+    for i in range(0, num_tokens, mask.shape[0]):
+        chunk = slice(i, min(i + mask.shape[0], num_tokens))
+        own = num_keys - num_tokens + i  # the key of the chunk's first query
+        first = max(0, own + 1 - window) if window else 0
+        seen = slice(first, own + chunk.stop - i)
+        part = _cut(mask, chunk.stop - i, seen.stop - first)
+        out[:, :, chunk] = _attend(
+            query[:, :, chunk], keys[:, :, seen], values[:, :, seen], part, scores
         )
+
+
+def _attend(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    scores: Scores,
+) -> torch.Tensor:
+    """query [N, G, Q, dim], keys and values [N, G or 1, L, dim], mask for [N, G, Q, L]."""
+    if not scores.softcap:
+        return scaled_dot_product_attention(query, keys, values, mask, scale=scores.scale)
+    out = torch.empty_like(query)
+    step = max(1, _MAX_SCORES // (query[0, ..., 0].numel() * keys.shape[2]))
+    for i in range(0, len(query), step):
+        part = slice(i, i + step)
+        found = torch.matmul(query[part], keys[part].transpose(-1, -2)).float()
+        found.mul_(scores.scale / scores.softcap).tanh_().mul_(scores.softcap)
+        found += mask[part] if mask.dim() == found.dim() else mask
+        out[part] = torch.matmul(torch.softmax(found, dim=-1).to(values.dtype), values[part])
+    return out
 
 
 def paged_attention_reference(
@@ -233,6 +324,8 @@ def paged_attention_reference(
     block_tables: Sequence[Sequence[int]],
     spans: Sequence[tuple[int, int]],
     scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
 ) -> torch.Tensor:
     """The definition, token by token. `spans`: (query_len, context_len) of every sequence."""
     out = torch.empty_like(query)
@@ -240,10 +333,13 @@ def paged_attention_reference(
     for pages, (query_len, context_len) in zip(block_tables, spans, strict=True):
         kv = torch.cat([pool[page, layer] for page in pages], dim=2)  # [2, heads, tokens, dim]
         for position in range(context_len - query_len, context_len):
+            first = max(0, position + 1 - window) if window else 0
             for head in range(query.shape[1]):
                 kv_head = head * kv.shape[1] // query.shape[1]
-                keys, values = kv[:, kv_head, : position + 1].double()
-                weights = torch.softmax(keys @ query[row, head].double() * scale, dim=0)
-                out[row, head] = (weights @ values).to(out.dtype)
+                keys, values = kv[:, kv_head, first : position + 1].double()
+                scores = keys @ query[row, head].double() * scale
+                if softcap:
+                    scores = torch.tanh(scores / softcap) * softcap
+                out[row, head] = (torch.softmax(scores, dim=0) @ values).to(out.dtype)
             row += 1
     return out
