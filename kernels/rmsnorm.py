@@ -4,11 +4,11 @@ import torch
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """x [T, dim], weight [dim] → [T, dim] in the type of x, rounded before the weight."""
+    """x [..., dim], weight [dim] → the type of x, rounded to that of the weight before it."""
     wide = x.float()
     square_sum = (wide * wide).sum(dim=-1, keepdim=True)
     scale = square_sum.mul_(1 / x.shape[-1]).add_(epsilon).rsqrt_()
-    return (wide * scale).to(x.dtype).mul_(weight)
+    return (wide * scale).to(weight.dtype).mul_(weight).to(x.dtype)
 
 
 def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:

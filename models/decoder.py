@@ -8,11 +8,13 @@ import torch
 
 from paceline.core.kv_layout import KVLayout, PageGroup
 from paceline.kernels.attention import AttentionPlan, paged_attention, plan_attention, write_kv
-from paceline.kernels.rope import rotate_
+from paceline.kernels.rope import rope_tables, rotate_
 from paceline.models.base import ForwardBatch
 from paceline.models.config import ModelConfig
-from paceline.models.layers import LayerBuilder, LayerNorm, Linear, RMSNorm
+from paceline.models.layers import LayerBuilder, Linear
+from paceline.models.norms import Norm, QueryKeyNorm
 from paceline.models.registry import ModelSource
+from paceline.models.rope import inverse_frequencies
 from paceline.models.weights import WeightReader
 
 RotaryTables = tuple[torch.Tensor, torch.Tensor]
@@ -20,7 +22,7 @@ RotaryTables = tuple[torch.Tensor, torch.Tensor]
 
 class Block(Protocol):
     @property
-    def norm_1(self) -> RMSNorm | LayerNorm: ...
+    def norm_1(self) -> Norm: ...
 
     @property
     def attention(self) -> "Attention": ...
@@ -33,10 +35,15 @@ class Block(Protocol):
 class Attention:
     """Self-attention of one layer, up to its output product."""
 
-    def __init__(self, qkv: Linear, config: ModelConfig, layer: int) -> None:
+    def __init__(
+        self, qkv: Linear, config: ModelConfig, layer: int, norm: QueryKeyNorm | None = None
+    ) -> None:
         self.qkv = qkv
+        self.norm = norm
         self.layer = layer
-        self.scale = config.attention_scales[layer]
+        self.config = config.attentions[layer]
+        rope = self.config.rope
+        self.rope_index = None if rope is None else config.ropes.index(rope)
         self.num_heads = config.num_heads
         self.num_rotated = config.num_heads + config.num_kv_heads
         self.head_dim = config.head_dim
@@ -46,15 +53,20 @@ class Attention:
         hidden: torch.Tensor,
         pool: torch.Tensor,
         plan: AttentionPlan,
-        tables: RotaryTables | None,
+        tables: Sequence[RotaryTables],
     ) -> torch.Tensor:
         """[T, hidden] → [T, query heads × dim]; writes the KV of the new tokens."""
         qkv = self.qkv(hidden).view(hidden.shape[0], -1, self.head_dim)
-        if tables is not None:
-            rotate_(qkv[:, : self.num_rotated], *tables)
+        if self.norm is not None:
+            self.norm.apply_(qkv)
+        if self.rope_index is not None:
+            cos, sin = tables[self.rope_index]
+            rotate_(qkv[:, : self.num_rotated, : cos.shape[-1]], cos, sin)
         write_kv(pool, self.layer, qkv[:, self.num_heads :], plan)
-        query = qkv[:, : self.num_heads]
-        return paged_attention(query, pool, self.layer, plan, self.scale).flatten(1)
+        query, config = qkv[:, : self.num_heads], self.config
+        return paged_attention(
+            query, pool, self.layer, plan, config.scale, config.window, config.softcap
+        ).flatten(1)
 
 
 class Decoder(ABC):
@@ -64,7 +76,7 @@ class Decoder(ABC):
     ignored_tensors: ClassVar[str] = "$^"  # pattern of names that checkpoints carry for nothing
 
     blocks: Sequence[Block]
-    norm: RMSNorm | LayerNorm
+    norm: Norm
     head: Linear
 
     def __init__(self, config: ModelConfig, source: ModelSource, build: LayerBuilder) -> None:
@@ -76,6 +88,10 @@ class Decoder(ABC):
         group = PageGroup("full", config.num_layers, config.num_kv_heads, config.head_dim, dtype)
         self.layout = KVLayout((group,))
         self._build = build
+        self._ropes = [
+            (inverse_frequencies(rope).to(source.device), rope.attention_factor)
+            for rope in config.ropes
+        ]
 
     @staticmethod
     @abstractmethod
@@ -84,9 +100,6 @@ class Decoder(ABC):
     @abstractmethod
     def embed(self, batch: ForwardBatch) -> torch.Tensor:
         """[T, hidden], new memory."""
-
-    def rotary_tables(self, batch: ForwardBatch, dtype: torch.dtype) -> RotaryTables | None:
-        return None
 
     @classmethod
     def load(cls, source: ModelSource) -> tuple[Self, object]:
@@ -101,7 +114,10 @@ class Decoder(ABC):
 
     def forward(self, batch: ForwardBatch, pools: tuple[torch.Tensor, ...]) -> torch.Tensor:
         hidden = self.embed(batch)
-        tables = self.rotary_tables(batch, hidden.dtype)
+        tables = [
+            rope_tables(batch.positions, inv_freq, scaling, hidden.dtype)
+            for inv_freq, scaling in self._ropes
+        ]
         plan = self._plan(batch, hidden.dtype)
         for block in self.blocks:
             attended = block.attention(block.norm_1(hidden), pools[0], plan, tables)
@@ -110,7 +126,9 @@ class Decoder(ABC):
                     return hidden.new_empty(0, self.vocab_size, dtype=torch.float32)
                 hidden, attended = hidden[batch.logits_rows], attended[batch.logits_rows]
             hidden = block.feed_forward(hidden, attended)
-        return self.head(self.norm(hidden)).float()
+        logits = self.head(self.norm(hidden)).float()
+        cap = self.config.logits_softcap
+        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
     def _plan(self, batch: ForwardBatch, dtype: torch.dtype) -> AttentionPlan:
         return plan_attention(
@@ -121,4 +139,5 @@ class Decoder(ABC):
             batch.max_context_len,
             [(chunk.query_len, chunk.context_len) for chunk in batch.prefills],
             dtype,
+            self.config.windows,
         )

@@ -30,6 +30,10 @@ class Fields:
             raise self.error(name, value, f"must be an integer of at least {minimum}")
         return value
 
+    def is_null(self, name: str) -> bool:
+        """Given, and null: for fields where that says "none" and is not the default."""
+        return self.get(name) is None and name in self.raw
+
     def number(self, name: str, default: Any = _REQUIRED) -> Any:
         value = self._given(name, default)
         if value is default and default is not _REQUIRED:

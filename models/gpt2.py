@@ -8,10 +8,11 @@ from typing import ClassVar
 import torch
 
 from paceline.models.base import ForwardBatch
-from paceline.models.config import ModelConfig, check_unread, served_context
+from paceline.models.config import AttentionConfig, ModelConfig, check_unread, served_context
 from paceline.models.decoder import Attention, Decoder
 from paceline.models.fields import Fields
-from paceline.models.layers import ACTIVATIONS, LayerBuilder, LayerNorm
+from paceline.models.layers import ACTIVATIONS, LayerBuilder
+from paceline.models.norms import LayerNorm
 from paceline.models.registry import ModelSource
 
 
@@ -68,27 +69,28 @@ class GPT2(Decoder):
             context_length=served_context(max_position, max_position, source.max_context_length),
             hidden_size=hidden_size,
             intermediate_size=fields.integer("n_inner", 4 * hidden_size),
-            num_layers=num_layers,
             num_heads=num_heads,
             num_kv_heads=num_heads,
             head_dim=hidden_size // num_heads,
             activation=fields.choice("activation_function", ACTIVATIONS, "gelu_new"),
             norm_epsilon=fields.number("layer_norm_epsilon", 1e-5),
             tied_embeddings=fields.flag("tie_word_embeddings", True),
-            attention_bias=True,
+            qkv_bias=True,
+            out_bias=True,
             mlp_bias=True,
-            attention_scales=_scales(fields, hidden_size // num_heads, num_layers),
-            rope=None,
+            attentions=_attentions(fields, hidden_size // num_heads, num_layers),
         )
         fields.flag("reorder_and_upcast_attn", False)
         check_unread(fields)
         return config
 
 
-def _scales(fields: Fields, head_dim: int, num_layers: int) -> tuple[float, ...]:
+def _attentions(fields: Fields, head_dim: int, num_layers: int) -> tuple[AttentionConfig, ...]:
     scale = head_dim**-0.5 if fields.flag("scale_attn_weights", True) else 1.0
     by_layer = fields.flag("scale_attn_by_inverse_layer_idx", False)
-    return tuple(scale / (layer + 1 if by_layer else 1) for layer in range(num_layers))
+    return tuple(
+        AttentionConfig(scale / (layer + 1 if by_layer else 1)) for layer in range(num_layers)
+    )
 
 
 def _norm(build: LayerBuilder, name: str, config: ModelConfig) -> LayerNorm:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.nn import functional as F
 
-from paceline.kernels.rmsnorm import rms_norm
 from paceline.models.config import ModelConfig
 from paceline.models.registry import ModelSource
 from paceline.models.weights import WeightReader
@@ -56,25 +55,6 @@ class Linear:
         """residual + x @ weight + bias, in place of `residual`."""
         residual.addmm_(x, self.weight)
         return residual if self.bias is None else residual.add_(self.bias)
-
-
-class RMSNorm:
-    def __init__(self, weight: torch.Tensor, epsilon: float) -> None:
-        self.weight = weight
-        self.epsilon = epsilon
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, self.weight, self.epsilon)
-
-
-class LayerNorm:
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor, epsilon: float) -> None:
-        self.weight = weight
-        self.bias = bias
-        self.epsilon = epsilon
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.epsilon)
 
 
 class Embedding:
@@ -130,8 +110,9 @@ class LayerBuilder:
         self.reader.copy_into(f"{name}.weight", table)
         return table
 
-    def vector(self, name: str, size: int) -> torch.Tensor:
-        vector = self._empty(size)
+    def vector(self, name: str, size: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """`dtype`: one of its own."""
+        vector = self._empty(size, dtype=dtype)
         self.reader.copy_into(name, vector)
         return vector
 
@@ -148,7 +129,7 @@ class LayerBuilder:
         self.reader.check_copy(f"{head}.weight", f"{embedding}.weight")
         return TiedEmbedding(shared), shared
 
-    def _empty(self, *shape: int) -> torch.Tensor:
-        place = torch.empty(shape, dtype=self._source.dtype, device=self._source.device)
+    def _empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        place = torch.empty(shape, dtype=dtype or self._source.dtype, device=self._source.device)
         self.num_bytes += place.nbytes
         return place

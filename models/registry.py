@@ -16,8 +16,18 @@ Progress = Callable[[int, int], None]  # bytes read so far, bytes in all
 
 MODELS = {
     "GPT2LMHeadModel": "paceline.models.gpt2:GPT2",
+    "Gemma2ForCausalLM": "paceline.models.gemma2:Gemma2",
+    "Gemma3ForCausalLM": "paceline.models.gemma3:Gemma3",
     "LlamaForCausalLM": "paceline.models.llama:Llama",
+    "MistralForCausalLM": "paceline.models.mistral:Mistral",
+    "MixtralForCausalLM": "paceline.models.mixtral:Mixtral",
+    "Olmo2ForCausalLM": "paceline.models.olmo2:Olmo2",
     "PacelineMockForCausalLM": "paceline.models.mock:MockModel",
+    "Phi3ForCausalLM": "paceline.models.phi3:Phi3",
+    "Qwen2ForCausalLM": "paceline.models.qwen2:Qwen2",
+    "Qwen3ForCausalLM": "paceline.models.qwen3:Qwen3",
+    "Qwen3MoeForCausalLM": "paceline.models.qwen3_moe:Qwen3Moe",
+    "SmolLM3ForCausalLM": "paceline.models.smollm3:SmolLM3",
 }
 
 

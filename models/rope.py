@@ -1,4 +1,4 @@
-"""Rotary frequencies of every scaling that transformers knows for Llama.
+"""Rotary frequencies of every scaling that transformers knows for these families.
 
 `default`, `linear`, `yarn` and `llama3` give one set of frequencies. `dynamic` and `longrope` let
 transformers change them with the length of the sequence, also for a sequence that grows: keys
@@ -28,7 +28,7 @@ class RopeConfig:
     """Resolved: nothing in it depends on a sequence any more."""
 
     kind: str
-    head_dim: int
+    dim: int  # how many of a head's dimensions are rotated, from the first on
     theta: float
     factor: float = 1.0
     attention_factor: float = 1.0  # cos and sin are multiplied by it
@@ -43,30 +43,38 @@ class RopeConfig:
 @dataclass(frozen=True, slots=True)
 class Lengths:
     max_position: int  # max_position_embeddings
-    original: int  # original_max_position_embeddings, or the same
     served: int
+    original: int | None = None  # of the model's own fields, which come first
+
+
+def rope_fields(fields: Fields) -> Fields:
+    """The object with the parameters, under its new name or its old one."""
+    value = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
+    fields.get("rope_parameters")
+    if not isinstance(value, dict):
+        raise fields.error("rope_parameters", value, "must be an object")
+    return Fields(value, "rope_parameters.")
 
 
 def longest_context(fields: Fields, max_position: int) -> int:
     """How far the model may be served at most."""
-    rope = _parameters(fields)
+    rope = rope_fields(fields)
     stretches = _kind(rope) in ("linear", "dynamic")
     return int(max_position * max(1.0, rope.number("factor"))) if stretches else max_position
 
 
-def read_rope(fields: Fields, head_dim: int, max_position: int, served: int) -> RopeConfig:
-    """Raises ConfigError naming a field that is missing, wrong or unknown."""
-    if head_dim % 2:
-        raise fields.error("head_dim", head_dim, "must be even for rotary embedding")
-    rope = _parameters(fields)
+def read_rope(rope: Fields, dim: int, theta: float, lengths: Lengths) -> RopeConfig:
+    """`theta` is the default. Raises ConfigError naming a field that is missing, wrong or unknown.
+
+    `partial_rotary_factor` is the caller's: `dim` follows from it."""
+    if dim % 2 or not dim:
+        raise rope.error("head_dim", dim, "must be even for rotary embedding")
     kind = _kind(rope)
-    theta = rope.number("rope_theta", fields.number("rope_theta", 10000.0))
-    inner = rope.integer("original_max_position_embeddings", None)
-    outer = fields.integer("original_max_position_embeddings", None)
-    lengths = Lengths(max_position, outer or inner or max_position, served)
-    config = RopeConfig(kind, head_dim, theta, **_KINDS[kind](rope, lengths))
-    if config.divisors and len(config.divisors) != head_dim // 2:
-        reason = f"needs {head_dim // 2} numbers"
+    theta = rope.number("rope_theta", theta)
+    rope.get("original_max_position_embeddings")  # kinds that do not use it carry it, too
+    config = RopeConfig(kind, dim, theta, **_KINDS[kind](rope, lengths))
+    if config.divisors and len(config.divisors) != dim // 2:
+        reason = f"needs {dim // 2} numbers"
         raise rope.error("long_factor, short_factor", len(config.divisors), reason)
     for name, value in rope.unread().items():
         if value is not None and name != "finetuned":
@@ -76,7 +84,7 @@ def read_rope(fields: Fields, head_dim: int, max_position: int, served: int) -> 
 
 def inverse_frequencies(rope: RopeConfig) -> torch.Tensor:
     """[head_dim / 2] float32, on the CPU. The steps are in float32 as in transformers."""
-    dim, theta = rope.head_dim, rope.theta
+    dim, theta = rope.dim, rope.theta
     if rope.kind == "dynamic":
         stretch = rope.factor * rope.fixed_length / rope.original_length - (rope.factor - 1)
         theta = theta * stretch ** (dim / (dim - 2))
@@ -92,18 +100,16 @@ def inverse_frequencies(rope: RopeConfig) -> torch.Tensor:
     return frequencies
 
 
-def _parameters(fields: Fields) -> Fields:
-    value = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
-    fields.get("rope_parameters")
-    if not isinstance(value, dict):
-        raise fields.error("rope_parameters", value, "must be an object")
-    return Fields(value, "rope_parameters.")
-
-
 def _kind(rope: Fields) -> str:
     name = "type" if "rope_type" not in rope.raw and "type" in rope.raw else "rope_type"
     rope.get("type")
-    return rope.choice(name, _KINDS, "default")
+    kind = rope.choice(name, (*_KINDS, *_OLD_NAMES), "default")
+    return _OLD_NAMES.get(kind, kind)
+
+
+def _original(rope: Fields, lengths: Lengths) -> int:
+    inner = rope.integer("original_max_position_embeddings", None)
+    return lengths.original or inner or lengths.max_position
 
 
 def _read_linear(rope: Fields, lengths: Lengths) -> dict[str, Any]:
@@ -121,14 +127,15 @@ def _read_dynamic(rope: Fields, lengths: Lengths) -> dict[str, Any]:
 def _read_llama3(rope: Fields, lengths: Lengths) -> dict[str, Any]:
     return {
         "factor": rope.number("factor"),
-        "original_length": lengths.original,
+        "original_length": _original(rope, lengths),
         "low": rope.number("low_freq_factor"),
         "high": rope.number("high_freq_factor"),
     }
 
 
 def _read_yarn(rope: Fields, lengths: Lengths) -> dict[str, Any]:
-    factor = rope.number("factor", lengths.max_position / lengths.original)
+    original = _original(rope, lengths)
+    factor = rope.number("factor", lengths.max_position / original)
     numerator, denominator = rope.number("mscale", 0.0), rope.number("mscale_all_dim", 0.0)
     if numerator and denominator:
         default = _magnitude(factor, numerator) / _magnitude(factor, denominator)
@@ -137,7 +144,7 @@ def _read_yarn(rope: Fields, lengths: Lengths) -> dict[str, Any]:
     return {
         "factor": factor,
         "attention_factor": rope.number("attention_factor", default),
-        "original_length": lengths.original,
+        "original_length": original,
         "low": rope.number("beta_slow", 0.0) or 1.0,
         "high": rope.number("beta_fast", 0.0) or 32.0,
         "truncate": rope.flag("truncate", True),
@@ -145,14 +152,15 @@ def _read_yarn(rope: Fields, lengths: Lengths) -> dict[str, Any]:
 
 
 def _read_longrope(rope: Fields, lengths: Lengths) -> dict[str, Any]:
-    factor = rope.number("factor", lengths.max_position / lengths.original)
+    original = _original(rope, lengths)
+    factor = rope.number("factor", lengths.max_position / original)
     default = 1.0
     if factor > 1:
-        default = math.sqrt(1 + math.log(factor) / math.log(lengths.original))
+        default = math.sqrt(1 + math.log(factor) / math.log(original))
     long, short = rope.numbers("long_factor"), rope.numbers("short_factor")
     return {
         "attention_factor": rope.number("attention_factor", default),
-        "divisors": long if lengths.served > lengths.original else short,
+        "divisors": long if lengths.served > original else short,
     }
 
 
@@ -164,6 +172,7 @@ _KINDS: dict[str, Callable[[Fields, Lengths], dict[str, Any]]] = {
     "longrope": _read_longrope,
     "llama3": _read_llama3,
 }
+_OLD_NAMES = {"su": "longrope"}
 
 
 def _magnitude(factor: float, scale: float) -> float:
@@ -175,15 +184,15 @@ def _yarn(rope: RopeConfig, frequencies: torch.Tensor) -> torch.Tensor:
 
     def dimension(num_rotations: float) -> float:
         turns = rope.original_length / (num_rotations * 2 * math.pi)
-        return rope.head_dim * math.log(turns) / (2 * math.log(rope.theta))
+        return rope.dim * math.log(turns) / (2 * math.log(rope.theta))
 
     first, last = dimension(rope.high), dimension(rope.low)
     if rope.truncate:
         first, last = math.floor(first), math.ceil(last)
-    first, last = max(first, 0), min(last, rope.head_dim - 1)
+    first, last = max(first, 0), min(last, rope.dim - 1)
     if first == last:
         last += 0.001  # the ramp must have a width
-    steps = torch.arange(rope.head_dim // 2, dtype=torch.float32)
+    steps = torch.arange(rope.dim // 2, dtype=torch.float32)
     slow = ((steps - first) / (last - first)).clamp(0, 1)
     return frequencies / rope.factor * slow + frequencies * (1 - slow)
 

@@ -87,9 +87,13 @@ def _write(
 ) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
+    write_weights(folder, shapes, dtype)
+    return folder
+
+
+def write_weights(folder: Path, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> None:
     tensors = {name: _waves(i, shape).to(dtype) for i, (name, shape) in enumerate(shapes.items())}
     save_file(tensors, folder / "model.safetensors")
-    return folder
 
 
 def _waves(number: int, shape: tuple[int, ...]) -> torch.Tensor:

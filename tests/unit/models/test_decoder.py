@@ -10,13 +10,9 @@ import torch
 from paceline.models.loader import load_model
 from tests.support.batches import Sequence, make_batch, new_pool, run
 from tests.support.mock_model import write_mock_model
-from tests.support.tiny_models import write_tiny_gpt2, write_tiny_llama
+from tests.support.tiny_families import TINY_WRITERS
 
-WRITERS: dict[str, Callable[[Path], Path]] = {
-    "mock": write_mock_model,
-    "llama": write_tiny_llama,
-    "gpt2": write_tiny_gpt2,
-}
+WRITERS: dict[str, Callable[[Path], Path]] = {"mock": write_mock_model} | TINY_WRITERS
 NO_ROWS = torch.empty(0, dtype=torch.int64)
 
 

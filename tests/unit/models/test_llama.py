@@ -239,7 +239,7 @@ def test_the_served_context_alone_does_not_rename_kv(folders: Path) -> None:
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings='no': must be true or false"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps='small': must be a number"),
         ({"head_dim": 7}, "head_dim=7: must be even"),
-        ({"architectures": ["FalconForCausalLM"]}, "known: GPT2LMHeadModel, LlamaForCausalLM, "),
+        ({"architectures": ["FalconForCausalLM"]}, "known: GPT2LMHeadModel, Gemma2ForCausalLM, "),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(
