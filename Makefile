@@ -3,7 +3,7 @@
 .PHONY: help venv install up test test-slow soak check bench proto clean
 
 BIN := .venv/bin
-SOURCES := pyproject.toml constraints.txt core/_native.c kernels/_native.c
+SOURCES := pyproject.toml constraints.txt core/_native.c $(wildcard kernels/_native*.[ch])
 FAST := not slow and not soak and not gpu
 
 help: ## list the commands

@@ -6,10 +6,9 @@
  * again soon, and a plain store would first fetch the line that it overwrites. Where the CPU has
  * AVX2 or AVX-512 is decided at import.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "_native.h"
+
 #include <endian.h>
-#include <stdint.h>
 #include <string.h>
 
 #if defined(__x86_64__)
@@ -21,10 +20,7 @@
 #define KEY_SEED 0x706163656c696e65u
 #define PREFETCH_BYTES 1024 /* measured on scattered 720 KiB pages: 3 to 7 % over none */
 
-#define ALWAYS_INLINE inline __attribute__((always_inline))
-
 enum store { NO_STORE, PLAIN_STORE, STREAMING_STORE };
-enum level { PORTABLE, AVX2, AVX512, NUM_LEVELS };
 
 /* Copies (destination may be NULL with NO_STORE) and hashes `bytes`; keys do not wrap within it. */
 typedef uint64_t (*segment_fn)(uint8_t *destination, const uint8_t *source, size_t bytes,
@@ -35,7 +31,7 @@ struct geometry {
 };
 
 static uint32_t keys[NUM_KEYS] __attribute__((aligned(64)));
-static int best_level = PORTABLE;
+int best_level = PORTABLE;
 
 /* splitmix64 (Steele, Lea, Flood 2014); low halves of its outputs. */
 static void fill_keys(void)
@@ -75,9 +71,6 @@ static uint64_t portable_copy(uint8_t *d, const uint8_t *s, size_t n, const uint
 }
 
 #if defined(__x86_64__)
-#define TARGET_AVX2 __attribute__((target("avx2")))
-#define TARGET_AVX512 __attribute__((target("avx512f")))
-
 static ALWAYS_INLINE TARGET_AVX2 __m256i step_avx2(uint8_t *d, const uint8_t *s,
                                                    const uint32_t *key, __m256i sum,
                                                    enum store store)
@@ -166,9 +159,10 @@ static const segment_fn segments[NUM_LEVELS][3] = {
 static int detect_level(void)
 {
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx512f"))
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
         return AVX512;
-    if (__builtin_cpu_supports("avx2"))
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
         return AVX2;
 #endif
     return PORTABLE;
@@ -271,7 +265,7 @@ static int check_lengths(const Py_buffer *to, const Py_buffer *from, const Py_bu
     return 0;
 }
 
-static int check_level(int level)
+int check_level(int level)
 {
     if (level >= 0 && level <= best_level)
         return 1;
@@ -329,12 +323,17 @@ static PyObject *sum_pages(PyObject *module, PyObject *args)
 }
 
 static PyMethodDef methods[] = {
+    {"attend", native_attend, METH_VARARGS, "Attends over a paged pool."},
     {"copy_pages", copy_pages, METH_VARARGS, "Copies pages and sums what it copies."},
+    {"gate", native_gate, METH_VARARGS, "Multiplies by an activated gate."},
+    {"rms_norm", native_rms_norm, METH_VARARGS, "Root mean square norm."},
+    {"rotate", native_rotate, METH_VARARGS, "Rotates heads by their positions."},
+    {"product", native_product, METH_VARARGS, "Multiplies by a packed weight."},
     {"sum_pages", sum_pages, METH_VARARGS, "Sums pages."},
     {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, "paceline.kernels._native", "Verified copy of KV pages", 0, methods,
+    PyModuleDef_HEAD_INIT, "paceline.kernels._native", "Compiled kernels of the CPU", 0, methods,
     NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__native(void)

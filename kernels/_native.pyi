@@ -1,4 +1,4 @@
-"""Verified copy of KV pages in C. Releases the GIL while it works; see kernels/pages.py."""
+"""Compiled kernels of the CPU; they release the GIL while they work. Their callers say more."""
 
 from typing import Any
 
@@ -37,3 +37,74 @@ def sum_pages(
     /,
 ) -> None:
     """Raises IndexError for a page outside the buffer, ValueError when sizes do not agree."""
+
+def product(
+    x: Buffer,  # float32 [rows, depth]
+    weight: Buffer,  # [ceil(columns / 32), depth, 32], padded with zeros
+    bias: Buffer | None,  # [columns]
+    out: Buffer,  # [rows, columns], written
+    rows: int,
+    depth: int,
+    columns: int,
+    accumulate: bool,  # adds to what `out` holds
+    num_threads: int,
+    level: int = ...,
+    /,
+) -> None:
+    """out = x @ weight + bias. Raises ValueError when sizes do not agree."""
+
+def attend(
+    query: Buffer,  # float32, from the first row's first head to the last row's last
+    out: Buffer,  # [rows, heads, dim], written
+    pool: Buffer,  # [pages, layers, 2, kv_heads, 16, dim]
+    query_start: Buffer,  # int64 [B + 1]
+    context_lens: Buffer,  # int64 [B]
+    block_table: Buffer,  # int64 [B, blocks]
+    query_stride: int,  # numbers from one row of `query` to the next
+    num_heads: int,
+    num_kv_heads: int,
+    dim: int,
+    num_layers: int,
+    layer: int,
+    window: int,  # 0: none
+    scale: float,
+    softcap: float,  # 0: none
+    num_threads: int,
+    level: int = ...,
+    /,
+) -> None:
+    """Raises IndexError for a page outside the pool, ValueError when sizes do not agree."""
+
+def rms_norm(
+    x: Buffer,  # float32 [rows, dim]
+    weight: Buffer,  # [dim]
+    out: Buffer,  # [rows, dim], written
+    dim: int,
+    epsilon: float,
+    num_threads: int,
+    level: int = ...,
+    /,
+) -> None: ...
+def gate(
+    gate_up: Buffer,  # float32 [rows, 2, inner]
+    out: Buffer,  # [rows, inner], written
+    inner: int,
+    activation: int,  # 0 silu, 1 gelu with tanh
+    num_threads: int,
+    level: int = ...,
+    /,
+) -> None: ...
+def rotate(
+    heads: Buffer,  # float32, changed in place
+    cosines: Buffer,
+    sines: Buffer,
+    num_rows: int,
+    num_heads: int,
+    dim: int,
+    row_stride: int,  # strides in numbers
+    head_stride: int,
+    table_stride: int,
+    num_threads: int,
+    level: int = ...,
+    /,
+) -> None: ...

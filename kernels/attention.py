@@ -24,6 +24,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from paceline.core.kv_layout import PAGE_TOKENS, PageGroup
+from paceline.kernels.attention_cpu import PagedPlan, attend_paged, plan_paged
 
 # K and V gathered at a time: bounds memory. Pieces that fit a cache were not faster on the CPU
 # (32 sequences of 150 tokens: 2.3 ms a layer with 2 MiB, 1.6 with 8 and more, one thread).
@@ -74,6 +75,7 @@ class AttentionPlan:
     write_rows: torch.Tensor  # [T * 2 * heads]
     num_decodes: int
     spans: dict[int, SpanPlan]  # by window
+    paged: PagedPlan | None  # compiled code does it, without spans
 
 
 def plan_attention(
@@ -89,8 +91,9 @@ def plan_attention(
     """`prefills` holds (query_len, context_len) of the last sequences, the others decode.
     `windows`: those of the model's layers, each once."""
     longest = max([max_context_len, *(context_len for _, context_len in prefills)])
+    paged = plan_paged(group, block_table, context_lens, prefills, dtype)
     spans: dict[int, SpanPlan] = {}
-    for window in windows:
+    for window in () if paged else windows:
         reached = window if window < longest else 0
         known = [span for span in spans.values() if span.window == reached]
         spans[window] = (
@@ -101,7 +104,7 @@ def plan_attention(
             )
         )
     writes = _rows(group, slot_mapping[:, None]).permute(1, 0, 2, 3).reshape(-1)
-    return AttentionPlan(group, writes, block_table.shape[0] - len(prefills), spans)
+    return AttentionPlan(group, writes, block_table.shape[0] - len(prefills), spans, paged)
 
 
 def write_kv(pool: torch.Tensor, layer: int, kv: torch.Tensor, plan: AttentionPlan) -> None:
@@ -120,6 +123,8 @@ def paged_attention(
     softcap: float = 0.0,
 ) -> torch.Tensor:
     """query [T, query heads, dim] → the same shape; each token sees its context up to itself."""
+    if plan.paged is not None:
+        return attend_paged(query, pool, layer, plan.paged, scale, window, softcap)
     table = _table(pool, layer, plan.group)
     span = plan.spans[window]
     scores = Scores(scale, softcap)

@@ -8,6 +8,8 @@ Angles are made for the tokens of a step, not kept in a table: no memory grows w
 
 import torch
 
+from paceline.kernels import native
+
 
 def rope_tables(
     positions: torch.Tensor, inv_freq: torch.Tensor, scaling: float, dtype: torch.dtype
@@ -22,8 +24,28 @@ def rope_tables(
 def rotate_(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
     """Rotates `heads` [T, H, dim] (a view of the qkv product, say) by the tables of its tokens."""
     num_tokens, num_heads, dim = heads.shape
+    if native.takes(heads) and native.takes(cos) and heads.numel():
+        return rotate_cpu_(heads, cos, sin)
     swapped = heads.view(num_tokens, num_heads, 2, dim // 2).flip(2).flatten(2)
     heads.mul_(cos).addcmul_(swapped, sin)
+
+
+def rotate_cpu_(
+    heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, level: int | None = None
+) -> None:
+    """The same by compiled code. `level` of instructions: the best where it is not given."""
+    assert native.module is not None
+    assert heads.stride(2) == cos.stride(2) == sin.stride(2) == 1
+    native.module.rotate(
+        native.flat(heads),
+        native.flat(cos),
+        native.flat(sin),
+        *heads.shape,
+        *heads.stride()[:2],
+        cos.stride(0),
+        torch.get_num_threads(),
+        native.module.BEST_LEVEL if level is None else level,
+    )
 
 
 def rotate_reference(

@@ -4,8 +4,9 @@ from typing import Protocol
 
 import torch
 
+from paceline.kernels.gate import Activation, gated
 from paceline.models.config import ExpertsConfig
-from paceline.models.layers import Activation, Linear
+from paceline.models.layers import Linear
 
 
 class MLP(Protocol):
@@ -33,8 +34,7 @@ class GatedMLP:
         return self.down.add_to(residual, self._inner(x))
 
     def _inner(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.act(gate) * up
+        return gated(self.gate_up(x), self.act)
 
 
 class Experts:

@@ -1,4 +1,7 @@
-"""Paged attention against its definition: odd sizes, mixed batches, memory full of NaN."""
+"""Paged attention by torch against its definition: odd sizes, mixed batches, memory full of NaN.
+
+What compiled code does on the CPU is in test_attention_cpu.py.
+"""
 
 import random
 
@@ -6,7 +9,7 @@ import pytest
 import torch
 
 from paceline.core.kv_layout import PAGE_TOKENS, PageGroup
-from paceline.kernels import attention
+from paceline.kernels import attention, native
 from paceline.kernels.attention import (
     paged_attention,
     paged_attention_reference,
@@ -20,6 +23,11 @@ LAYER = 1
 SCALE = 0.3
 
 Spans = list[tuple[int, int]]  # (query_len, context_len)
+
+
+@pytest.fixture(autouse=True)
+def by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "module", None)
 
 
 def compute(

@@ -1,0 +1,104 @@
+/* Tiles of a matrix product for one instruction set. Included once for each, with
+ *     NAME(x)   the name of x for this set
+ *     TARGET    its function attribute
+ *     LANES     floats a vector
+ *     MAX_ROWS  rows of a strip of two vectors whose sums, weights and factor fit the registers */
+
+typedef float NAME(vector) __attribute__((vector_size(LANES * 4)));
+typedef float NAME(loose) __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+
+/* sums[row][PANEL] = rows of x times `vectors` vectors of columns of a panel; both counts are
+ * constants where this is inlined. Rows share pointers by threes, which is what addressing modes
+ * give for nothing: 14 pointers would not fit the registers. Meanwhile it asks for the lines of
+ * `ahead`, one for each step of the depth. */
+static ALWAYS_INLINE TARGET void NAME(strip)(int rows, int vectors, const struct lines *ahead,
+                                             const float *x, const float *panel, ptrdiff_t depth,
+                                             float *sums)
+{
+    NAME(vector) sum[MAX_ROWS][4], weight[4];
+    const float *row[(MAX_ROWS + 2) / 3];
+    const char *line = ahead->first;
+    ptrdiff_t num_lines = ahead->count;
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++)
+            sum[r][v] = (NAME(vector)){0};
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r += 3)
+        row[r / 3] = x + r * depth;
+    for (ptrdiff_t k = 0; k < depth; k++, panel += PANEL, line += 64) {
+        if (k < num_lines)
+            __builtin_prefetch(line, 0, 2);
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++)
+            weight[v] = *(const NAME(loose) *)(panel + v * LANES);
+#pragma GCC unroll 16
+        for (int r = 0; r < rows; r++) {
+            float factor = row[r / 3][r % 3 * depth];
+#pragma GCC unroll 4
+            for (int v = 0; v < vectors; v++)
+                sum[r][v] += weight[v] * factor;
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < rows; r += 3)
+            row[r / 3]++;
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++)
+            *(NAME(loose) *)(sums + r * PANEL + v * LANES) = sum[r][v];
+}
+
+/* A whole panel, in strips as wide as the registers hold for so many rows. */
+static ALWAYS_INLINE TARGET void NAME(strips)(int rows, const struct lines *ahead, const float *x,
+                                              const float *panel, ptrdiff_t depth, float *sums)
+{
+    const struct lines none = {NULL, 0};
+    int wide = LANES * 4 <= PANEL && rows * 4 <= MAX_ROWS * 2;
+    int vectors = wide ? 4 : 2;
+    NAME(strip)(rows, vectors, ahead, x, panel, depth, sums);
+    for (int at = vectors * LANES; at < PANEL; at += vectors * LANES)
+        NAME(strip)(rows, vectors, &none, x, panel + at, depth, sums + at);
+}
+
+#define CASE(rows)                                                                                 \
+    case rows:                                                                                     \
+        NAME(strips)(rows, ahead, x, panel, depth, sums);                                          \
+        break;
+
+static TARGET void NAME(tile)(int rows, const struct lines *ahead, const float *x,
+                              const float *panel, ptrdiff_t depth, float *sums)
+{
+    switch (rows) {
+        CASE(1) CASE(2) CASE(3) CASE(4)
+#if MAX_ROWS > 4
+        CASE(5) CASE(6)
+#endif
+#if MAX_ROWS > 6
+        CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12) CASE(13) CASE(14)
+#endif
+    }
+}
+#undef CASE
+
+/* Adds what the sums are to be added to, and puts them where they belong. */
+static TARGET void NAME(finish)(const struct product *p, int rows, ptrdiff_t row,
+                                ptrdiff_t column, const float *sums)
+{
+    ptrdiff_t left = p->columns - column;
+    ptrdiff_t width = left < PANEL ? left : PANEL;
+    const float *bias = p->bias ? p->bias + column : NULL;
+    float *out = p->out + row * p->columns + column;
+    for (int r = 0; r < rows; r++, sums += PANEL, out += p->columns) {
+        if (p->accumulate)
+            for (ptrdiff_t c = 0; c < width; c++)
+                out[c] += sums[c];
+        else
+            memcpy(out, sums, (size_t)width * sizeof *out);
+        if (bias)
+            for (ptrdiff_t c = 0; c < width; c++)
+                out[c] += bias[c];
+    }
+}

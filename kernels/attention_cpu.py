@@ -1,0 +1,84 @@
+"""Attention on the CPU in float32 by compiled code, which reads the pool where its pages lie.
+
+kernels/attention.py decides whether a step runs here, and has the torch path and the definition.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from paceline.core.kv_layout import PageGroup
+from paceline.kernels import native
+
+_MAX_HEAD_DIM = 256  # numbers; a multiple of 8
+
+
+@dataclass(frozen=True, slots=True)
+class PagedPlan:
+    """The sequences of a step, as arrays of int64."""
+
+    query_start: NDArray[np.int64]  # [B + 1]
+    context_lens: NDArray[np.int64]  # [B]
+    block_table: NDArray[np.int64]  # [B, blocks]
+
+
+def plan_paged(
+    group: PageGroup,
+    block_table: torch.Tensor,
+    context_lens: torch.Tensor,
+    prefills: Sequence[tuple[int, int]],
+    dtype: torch.dtype,
+) -> PagedPlan | None:
+    """None where the compiled code has no part."""
+    on_cpu = block_table.device.type == "cpu" and dtype == torch.float32
+    fits = group.head_dim <= _MAX_HEAD_DIM and group.head_dim % 8 == 0
+    if native.module is None or not on_cpu or not fits:
+        return None
+    num_decodes = len(block_table) - len(prefills)
+    lengths = [1] * num_decodes + [query_len for query_len, _ in prefills]
+    query_start = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=query_start[1:])
+    table = block_table.contiguous().numpy()
+    return PagedPlan(query_start, context_lens.contiguous().numpy(), table)
+
+
+def attend_paged(
+    query: torch.Tensor,
+    pool: torch.Tensor,
+    layer: int,
+    plan: PagedPlan,
+    scale: float,
+    window: int,
+    softcap: float,
+    level: int | None = None,
+) -> torch.Tensor:
+    """As paged_attention. `level` of instructions: the best where it is not given."""
+    assert native.module is not None
+    num_rows, num_heads, dim = query.shape
+    if query.stride()[1:] != (dim, 1):
+        query = query.contiguous()
+    row_stride = query.stride(0) if num_rows > 1 else num_heads * dim
+    out = query.new_empty(num_rows, num_heads, dim)
+    native.module.attend(
+        native.flat(query),
+        out.numpy(),
+        pool.numpy(),
+        plan.query_start,
+        plan.context_lens,
+        plan.block_table,
+        row_stride,
+        num_heads,
+        pool.shape[3],
+        dim,
+        pool.shape[1],
+        layer,
+        window,
+        scale,
+        softcap,
+        torch.get_num_threads(),
+        native.module.BEST_LEVEL if level is None else level,
+    )
+    return out

@@ -1,0 +1,108 @@
+"""Products with a weight that lives as long as its model: x @ weight (+ bias).
+
+On the CPU in float32 the weight is packed for compiled code: panels of 32 columns, each [in, 32],
+read front to back once a product. Elsewhere torch multiplies by [in, out], which is the reference.
+"""
+
+from typing import Protocol
+
+import torch
+
+from paceline.kernels import native
+from paceline.kernels.huge_pages import empty_on_huge_pages
+
+PANEL = 32  # columns
+
+
+class Matrix(Protocol):
+    """A weight [in, out], held once, in the layout that multiplies fastest."""
+
+    def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """x [T, in] → x @ weight + bias, [T, out]."""
+        ...
+
+    def add_product(self, out: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """out [T, out] += x @ weight + bias."""
+        ...
+
+    def columns(self, ids: torch.Tensor) -> torch.Tensor:
+        """The columns `ids`, as rows [n, in]."""
+        ...
+
+
+class TorchMatrix:
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.weight = weight
+
+    def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if bias is None:
+            return torch.mm(x, self.weight)
+        return torch.addmm(bias, x, self.weight)
+
+    def add_product(self, out: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None) -> None:
+        out.addmm_(x, self.weight)
+        if bias is not None:
+            out.add_(bias)
+
+    def columns(self, ids: torch.Tensor) -> torch.Tensor:
+        # Not contiguous(): it leaves one row with strides (1, 1), which cuBLAS refuses.
+        columns = self.weight.index_select(1, ids).t()
+        return columns.clone(memory_format=torch.contiguous_format)
+
+
+class PackedMatrix:
+    """`panels` [ceil(out / PANEL), in, PANEL]; the last one is padded with zeros."""
+
+    def __init__(self, weight: torch.Tensor, level: int | None = None) -> None:
+        """`level` of instructions: the best where it is not given."""
+        assert native.module is not None
+        self.depth, self.num_columns = weight.shape
+        self.panels = _packed(weight)
+        self._memory = self.panels.numpy()
+        self._level = native.module.BEST_LEVEL if level is None else level
+        self._product = native.module.product
+
+    def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        out = x.new_empty(len(x), self.num_columns)
+        self._run(x, bias, out, False)
+        return out
+
+    def add_product(self, out: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._run(x, bias, out, True)
+
+    def columns(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.panels[ids // PANEL, :, ids % PANEL]
+
+    def _run(
+        self, x: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, accumulate: bool
+    ) -> None:
+        if not len(x):
+            return
+        self._product(
+            x.contiguous().numpy(),
+            self._memory,
+            None if bias is None else bias.numpy(),
+            out.numpy(),
+            len(x),
+            self.depth,
+            self.num_columns,
+            accumulate,
+            torch.get_num_threads(),
+            self._level,
+        )
+
+
+def hold(weight: torch.Tensor) -> Matrix:
+    """`weight` [in, out] in the fastest layout; the caller lets go of its own."""
+    return PackedMatrix(weight) if native.takes(weight) else TorchMatrix(weight)
+
+
+def _packed(weight: torch.Tensor) -> torch.Tensor:
+    depth, num_columns = weight.shape
+    num_whole = num_columns // PANEL
+    panels = empty_on_huge_pages((-(-num_columns // PANEL), depth, PANEL), weight.dtype)
+    whole, rest = weight.split([num_whole * PANEL, num_columns % PANEL], dim=1)  # type: ignore[no-untyped-call]
+    panels[:num_whole] = whole.view(depth, num_whole, PANEL).transpose(0, 1)
+    if num_columns % PANEL:
+        panels[-1, :, : num_columns % PANEL] = rest
+    return panels
