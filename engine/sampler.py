@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from paceline.engine.messages import PositionLogprobs
 from paceline.engine.noise import gumbel, noise_keys
+from paceline.kernels.row_max import row_max
 
 _CANDIDATES = 256  # of a row, sorted first; more only when top_p reaches beyond them
 _NOISE_AT_ONCE = 1 << 18  # numbers: what stays in the caches of a CPU core
@@ -60,7 +61,7 @@ def sample(logits: torch.Tensor, batch: SampleBatch) -> Drawn:
     if len(batch) != len(logits) or not (batch.rows == np.arange(len(batch))).all():
         logits = logits[torch.from_numpy(batch.rows).to(device)]
     allowed = _masked(logits, batch) if batch.masks else logits
-    best, token_ids = allowed.max(dim=1)
+    best, token_ids = row_max(allowed)
     random = np.flatnonzero(batch.temperature > 0)
     if len(random):
         indices = torch.from_numpy(random).to(device)

@@ -328,6 +328,8 @@ static PyMethodDef methods[] = {
     {"gate", native_gate, METH_VARARGS, "Multiplies by an activated gate."},
     {"rms_norm", native_rms_norm, METH_VARARGS, "Root mean square norm."},
     {"rotate", native_rotate, METH_VARARGS, "Rotates heads by their positions."},
+    {"row_max", native_row_max, METH_VARARGS, "Highest number of each row, and where."},
+    {"write_kv", native_write_kv, METH_VARARGS, "Writes new KV into a paged pool."},
     {"product", native_product, METH_VARARGS, "Multiplies by a packed weight."},
     {"sum_pages", sum_pages, METH_VARARGS, "Sums pages."},
     {NULL, NULL, 0, NULL}};

@@ -27,6 +27,8 @@ void run_tasks(task_fn task, void *argument, ptrdiff_t num_tasks, int num_thread
 PyObject *native_rms_norm(PyObject *module, PyObject *args);
 PyObject *native_gate(PyObject *module, PyObject *args);
 PyObject *native_rotate(PyObject *module, PyObject *args);
+PyObject *native_row_max(PyObject *module, PyObject *args);
+PyObject *native_write_kv(PyObject *module, PyObject *args);
 PyObject *native_attend(PyObject *module, PyObject *args);
 PyObject *native_product(PyObject *module, PyObject *args);
 

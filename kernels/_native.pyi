@@ -108,3 +108,25 @@ def rotate(
     level: int = ...,
     /,
 ) -> None: ...
+def row_max(
+    x: Buffer,  # float32 [rows, size]
+    best: Buffer,  # [rows], written
+    ids: Buffer,  # int64 [rows], written
+    size: int,
+    num_threads: int,
+    level: int = ...,
+    /,
+) -> None: ...
+def write_kv(
+    kv: Buffer,  # float32, from the first token's first cell to the last one's last
+    pool: Buffer,  # [pages, layers, cells, 16, dim], written
+    slots: Buffer,  # int64 [tokens]
+    kv_stride: int,  # numbers from one token to the next
+    num_cells: int,  # of K and V
+    dim: int,
+    num_layers: int,
+    layer: int,
+    num_threads: int,
+    /,
+) -> None:
+    """Raises IndexError for a slot outside the pool, before anything is written."""

@@ -4,12 +4,14 @@
 #include <math.h>
 
 #define TASK_NUMBERS (1 << 14) /* that a task handles: waking a thread for fewer costs more */
+#define MAX_PART 1024           /* numbers, searched twice only where the highest is */
 
 enum activation { SILU, GELU_TANH, NUM_ACTIVATIONS };
 
 struct rows {
     const float *x, *weight, *cosines, *sines;
     float *out;
+    int64_t *ids;
     ptrdiff_t num_rows, size, x_stride, num_heads, head_stride, table_stride;
     ptrdiff_t rows_per_task;
     float epsilon;
@@ -50,11 +52,12 @@ static const struct kernel {
     void (*norm)(const struct rows *r, ptrdiff_t row);
     void (*gate)(const struct rows *r, ptrdiff_t row);
     void (*rotate)(const struct rows *r, ptrdiff_t row);
+    void (*max)(const struct rows *r, ptrdiff_t row);
 } kernels[NUM_LEVELS] = {
-    {norm_row_portable, gate_row_portable, rotate_row_portable},
+    {norm_row_portable, gate_row_portable, rotate_row_portable, max_row_portable},
 #if defined(__x86_64__)
-    {norm_row_avx2, gate_row_avx2, rotate_row_avx2},
-    {norm_row_avx512, gate_row_avx512, rotate_row_avx512},
+    {norm_row_avx2, gate_row_avx2, rotate_row_avx2, max_row_avx2},
+    {norm_row_avx512, gate_row_avx512, rotate_row_avx512, max_row_avx512},
 #endif
 };
 
@@ -181,5 +184,29 @@ PyObject *native_rotate(PyObject *module, PyObject *args)
     PyBuffer_Release(&heads);
     PyBuffer_Release(&cosines);
     PyBuffer_Release(&sines);
+    return valid ? Py_NewRef(Py_None) : NULL;
+}
+
+PyObject *native_row_max(PyObject *module, PyObject *args)
+{
+    Py_buffer x, best, ids;
+    struct rows r = {0};
+    int num_threads, level = best_level, valid;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "y*w*w*ni|i", &x, &best, &ids, &r.size, &num_threads, &level))
+        return NULL;
+    valid = check_level(level) && check_sizes(&r);
+    if (valid) {
+        r.num_rows = x.len / 4 / r.size;
+        r.x = x.buf, r.out = best.buf, r.ids = ids.buf;
+        r.one = kernels[level].max;
+        valid = check_fit("best", best.len, r.num_rows) &&
+                check_fit("ids", ids.len, 2 * r.num_rows);
+    }
+    if (valid)
+        do_all(&r, r.size, num_threads);
+    PyBuffer_Release(&x);
+    PyBuffer_Release(&best);
+    PyBuffer_Release(&ids);
     return valid ? Py_NewRef(Py_None) : NULL;
 }

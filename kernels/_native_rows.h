@@ -65,3 +65,42 @@ static TARGET void NAME(rotate_row)(const struct rows *r, ptrdiff_t row)
         }
     }
 }
+
+/* The highest of `count` numbers; NaN if there is any. */
+static ALWAYS_INLINE TARGET float NAME(highest)(const float *x, ptrdiff_t count)
+{
+    NAME(vector) highest = FILLED(x[0]);
+    NAME(ints) odd = {0};
+    ptrdiff_t i = 0;
+    for (; i + LANES <= count; i += LANES) {
+        NAME(vector) values = LOAD(x + i);
+        odd |= values != values;
+        highest = SELECT(values > highest, values, highest);
+    }
+    float found = x[0];
+    for (int lane = 0; lane < LANES; lane++)
+        found = odd[lane] ? NAN : highest[lane] > found ? highest[lane] : found;
+    for (; i < count; i++)
+        found = x[i] > found || x[i] != x[i] ? x[i] : found;
+    return found;
+}
+
+/* The first place of the highest number, or of the first NaN: by parts, then within one. */
+static TARGET void NAME(max_row)(const struct rows *r, ptrdiff_t row)
+{
+    const float *x = r->x + row * r->size;
+    float best = x[0];
+    ptrdiff_t part = 0, i;
+    for (i = 0; i < r->size && best == best; i += MAX_PART) {
+        ptrdiff_t left = r->size - i;
+        float found = NAME(highest)(x + i, left < MAX_PART ? left : MAX_PART);
+        if (found > best || found != found) {
+            best = found;
+            part = i;
+        }
+    }
+    for (i = part; x[i] != best && x[i] == x[i];)
+        i++;
+    r->out[row] = best;
+    r->ids[row] = i;
+}

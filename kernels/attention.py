@@ -24,7 +24,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from paceline.core.kv_layout import PAGE_TOKENS, PageGroup
-from paceline.kernels.attention_cpu import PagedPlan, attend_paged, plan_paged
+from paceline.kernels.attention_cpu import PagedPlan, attend_paged, plan_paged, write_paged
 
 # K and V gathered at a time: bounds memory. Pieces that fit a cache were not faster on the CPU
 # (32 sequences of 150 tokens: 2.3 ms a layer with 2 MiB, 1.6 with 8 and more, one thread).
@@ -72,7 +72,7 @@ class AttentionPlan:
     """What all layers of a step share."""
 
     group: PageGroup
-    write_rows: torch.Tensor  # [T * 2 * heads]
+    write_rows: torch.Tensor  # [T * 2 * heads]; unused where `paged`
     num_decodes: int
     spans: dict[int, SpanPlan]  # by window
     paged: PagedPlan | None  # compiled code does it, without spans
@@ -90,10 +90,13 @@ def plan_attention(
 ) -> AttentionPlan:
     """`prefills` holds (query_len, context_len) of the last sequences, the others decode.
     `windows`: those of the model's layers, each once."""
+    num_decodes = block_table.shape[0] - len(prefills)
+    paged = plan_paged(group, slot_mapping, block_table, context_lens, prefills, dtype)
+    if paged is not None:
+        return AttentionPlan(group, slot_mapping, num_decodes, {}, paged)
     longest = max([max_context_len, *(context_len for _, context_len in prefills)])
-    paged = plan_paged(group, block_table, context_lens, prefills, dtype)
     spans: dict[int, SpanPlan] = {}
-    for window in () if paged else windows:
+    for window in windows:
         reached = window if window < longest else 0
         known = [span for span in spans.values() if span.window == reached]
         spans[window] = (
@@ -104,11 +107,14 @@ def plan_attention(
             )
         )
     writes = _rows(group, slot_mapping[:, None]).permute(1, 0, 2, 3).reshape(-1)
-    return AttentionPlan(group, writes, block_table.shape[0] - len(prefills), spans, paged)
+    return AttentionPlan(group, writes, num_decodes, spans, None)
 
 
 def write_kv(pool: torch.Tensor, layer: int, kv: torch.Tensor, plan: AttentionPlan) -> None:
     """kv [T, 2 * heads, dim]: the new tokens' K heads, then V heads, into their slots."""
+    if plan.paged is not None:
+        write_paged(pool, layer, kv, plan.paged)
+        return
     table = _table(pool, layer, plan.group)
     table.index_copy_(0, plan.write_rows, kv.reshape(-1, plan.group.head_dim))
 

@@ -20,6 +20,7 @@ _MAX_HEAD_DIM = 256  # numbers; a multiple of 8
 class PagedPlan:
     """The sequences of a step, as arrays of int64."""
 
+    slot_mapping: NDArray[np.int64]  # [T]
     query_start: NDArray[np.int64]  # [B + 1]
     context_lens: NDArray[np.int64]  # [B]
     block_table: NDArray[np.int64]  # [B, blocks]
@@ -27,6 +28,7 @@ class PagedPlan:
 
 def plan_paged(
     group: PageGroup,
+    slot_mapping: torch.Tensor,
     block_table: torch.Tensor,
     context_lens: torch.Tensor,
     prefills: Sequence[tuple[int, int]],
@@ -41,8 +43,29 @@ def plan_paged(
     lengths = [1] * num_decodes + [query_len for query_len, _ in prefills]
     query_start = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=query_start[1:])
-    table = block_table.contiguous().numpy()
-    return PagedPlan(query_start, context_lens.contiguous().numpy(), table)
+    slots, table, lens = (
+        tensor.contiguous().numpy() for tensor in (slot_mapping, block_table, context_lens)
+    )
+    return PagedPlan(slots, query_start, lens, table)
+
+
+def write_paged(pool: torch.Tensor, layer: int, kv: torch.Tensor, plan: PagedPlan) -> None:
+    """As write_kv. Raises IndexError for a slot outside the pool, before anything is written."""
+    assert native.module is not None
+    num_tokens, num_cells, dim = kv.shape
+    if kv.stride()[1:] != (dim, 1):
+        kv = kv.contiguous()
+    native.module.write_kv(
+        native.flat(kv),
+        pool.numpy(),
+        plan.slot_mapping,
+        kv.stride(0) if num_tokens > 1 else num_cells * dim,
+        num_cells,
+        dim,
+        pool.shape[1],
+        layer,
+        torch.get_num_threads(),
+    )
 
 
 def attend_paged(

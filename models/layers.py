@@ -1,6 +1,5 @@
 """Layers that the families are wired from. A weight is held once, see kernels/product.py."""
 
-
 from collections.abc import Sequence
 
 import torch

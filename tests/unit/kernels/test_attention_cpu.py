@@ -8,7 +8,7 @@ import torch
 
 from paceline.core.kv_layout import PAGE_TOKENS, PageGroup
 from paceline.kernels import native
-from paceline.kernels.attention import paged_attention_reference
+from paceline.kernels.attention import paged_attention_reference, plan_attention, write_kv
 from paceline.kernels.attention_cpu import PagedPlan, attend_paged, plan_paged
 
 assert native.module is not None
@@ -36,6 +36,7 @@ class Case:
         width = max(counts)
         table = [pages + [-1] * (width - len(pages)) for pages in self.tables]
         self.plan = PagedPlan(
+            np.zeros(0, np.int64),
             np.cumsum([0, *(query_len for query_len, _ in spans)]),
             np.array([context_len for _, context_len in spans]),
             np.array(table),
@@ -127,4 +128,31 @@ def test_leaves_other_types_and_heads_to_torch() -> None:
         (512, torch.float32, False),
     ]:
         group = PageGroup("full", 1, 1, head_dim)
-        assert (plan_paged(group, table, lens, [], dtype) is not None) is fits
+        assert (plan_paged(group, lens, table, lens, [], dtype) is not None) is fits
+
+
+def test_writes_new_tokens_into_their_slots_and_nothing_else() -> None:
+    group = PageGroup("full", 3, 2, 8)
+    pool = torch.zeros(5, *group.shape)
+    slots = torch.randperm(5 * PAGE_TOKENS, generator=torch.Generator().manual_seed(1))[:70]
+    qkv = torch.randn(70, 7, 8)
+    table, lens = torch.zeros(70, 1, dtype=torch.int64), torch.ones(70, dtype=torch.int64)
+    plan = plan_attention(group, slots, table, lens, 1, [], torch.float32)
+    assert plan.paged is not None
+    write_kv(pool, LAYER, qkv[:, 3:], plan)
+    expected = torch.zeros_like(pool)
+    for slot, kv in zip(slots.tolist(), qkv[:, 3:], strict=True):
+        page, offset = divmod(slot, PAGE_TOKENS)
+        expected[page, LAYER, :, :, offset] = kv.view(2, 2, 8)
+    assert torch.equal(pool, expected)
+
+
+@pytest.mark.parametrize("slot", [-1, 5 * PAGE_TOKENS])
+def test_refuses_slots_outside_the_pool(slot: int) -> None:
+    group = PageGroup("full", 3, 2, 8)
+    pool = torch.zeros(5, *group.shape)
+    table, lens = torch.zeros(2, 1, dtype=torch.int64), torch.ones(2, dtype=torch.int64)
+    plan = plan_attention(group, torch.tensor([0, slot]), table, lens, 1, [], torch.float32)
+    with pytest.raises(IndexError, match=rf"slot_mapping\[1\]={slot}"):
+        write_kv(pool, LAYER, torch.ones(2, 4, 8), plan)
+    assert not pool.any()
