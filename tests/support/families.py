@@ -313,7 +313,7 @@ FAMILIES: dict[str, Family] = {
         {
             "num_experts": 5,
             "num_experts_per_tok": 2,
-            "moe_intermediate_size": 24,
+            "moe_intermediate_size": 16,  # no token is near another choice of experts
             "mlp_only_layers": [1],
             "norm_topk_prob": True,
         }
