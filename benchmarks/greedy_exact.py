@@ -47,7 +47,7 @@ CASES = (
     Case("_tcp", {"transports": "tcp"}),
     Case("_chunked", {"max_batch_tokens": 24, "max_running": 8}),
     Case("_prefix", {}, rounds=2),
-    Case("_preempted", {"pool_mib": 26, "output_window_tokens": 16}, at_once=16),
+    Case("_preempted", {"pool_mib": 18, "output_window_tokens": 1}, at_once=16),
 )
 
 

@@ -79,7 +79,6 @@ class Engine:
         self._outcome = Outcome(self.groups, sums)
         self._commands = Commands(self.groups, admission, group.num_heads)
         self._planned: Plan | None = None
-        self._num_outputs = 0
         self._is_stepped = False  # since the last output
         self._lock = threading.Lock()
 
@@ -105,10 +104,11 @@ class Engine:
     def take_output(self, always: bool = False) -> StepOutput | None:
         """What changed since the last output; None if nothing did, unless `always`."""
         with self._lock:
-            if not (always or self._is_stepped or self._has_events()):
+            is_progress = always or self._is_stepped
+            if not (is_progress or self._has_events()):
                 return None
             self._is_stepped = False
-            return self._output()
+            return self._output(is_progress)
 
     def launch(self) -> LaunchedStep | None:
         """Plans a step and runs it. None if there is nothing to run, or something to say."""
@@ -166,8 +166,7 @@ class Engine:
     def _has_events(self) -> bool:
         return bool(self.groups.events or self.cache.has_events)
 
-    def _output(self) -> StepOutput:
-        self._num_outputs += 1
+    def _output(self, is_progress: bool) -> StepOutput:
         events, self.groups.events = self.groups.events, []
         events += self.cache.take_events()
-        return StepOutput(self._num_outputs, events, self.load())
+        return StepOutput(self.clock.retired, events, self.load(), is_progress)

@@ -182,11 +182,16 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepOutput(msgspec.Struct, frozen=True, array_like=True):
-    """Everything that one step changed, in order."""
+    """Everything that changed since the last output, in order.
 
-    step: int
+    `is_progress`: the step loop itself has moved since then, or answers a ping. Commands are
+    answered beside it, so an output alone does not show that it lives.
+    """
+
+    step: int  # steps that have ended: stands still while the loop hangs
     events: list[Event]
     load: Load
+    is_progress: bool
 
 
 # --- the pool channel: answered at once by a thread of its own, never in the step loop -----------

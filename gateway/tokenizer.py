@@ -45,7 +45,9 @@ class TextModel:
 
     def encode(self, text: str, *, is_rendered: bool = False) -> list[int]:
         """Token ids. A rendered chat carries its special tokens in the text: none are added."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=not is_rendered).ids
+        # Not encode(): it keeps the interpreter's lock, so a long text would stop the event loop.
+        (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=not is_rendered)
+        ids: list[int] = encoding.ids
         return ids
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:

@@ -71,7 +71,8 @@ class Session:
         self.pull_threads = PullThreads(config.pull_threads)
         self._events = StepEvents(self)
         self._num_unanswered = 0
-        self._settled_step = -1
+        self._num_outputs = 0
+        self._settled_output = -1
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._background: set[asyncio.Task[object]] = set()
 
@@ -190,7 +191,9 @@ class Session:
             output = await self.rank.link.receive()
             if not isinstance(output, StepOutput):
                 raise EngineFailure(f"the rank sent {type(output).__name__}")
-            self._num_unanswered = 0
+            if output.is_progress:
+                self._num_unanswered = 0
+            self._num_outputs += 1
             self._events.apply(output)
 
     async def _beat(self) -> None:
@@ -221,17 +224,17 @@ class Session:
                 self.end(slot, KvUnavailable("nobody took the KV"))
         self.peers.sweep()
         self.metrics.observe(self)
-        if not len(self.slots) and (self.step != self._settled_step or len(self.leases)):
+        if not len(self.slots) and (self._num_outputs != self._settled_output or len(self.leases)):
             self.background(self._check_books, messages.CheckIntegrity())
 
     async def _check_books(self, call: messages.CheckIntegrity) -> None:
         """While nothing runs, until all is let go: the page states must add up to the pool."""
-        step = self.step
+        output = self._num_outputs
         integrity = await self.rank.link.call(call)
         assert isinstance(integrity, messages.Integrity)
         self.metrics.observe_pages(integrity)
         held = integrity.num_mapped + integrity.num_pinned + integrity.num_quarantined
-        self._settled_step = -1 if held else step
+        self._settled_output = -1 if held else output
         if integrity.problem:
             _log.error("page books do not balance", problem=integrity.problem)
 

@@ -85,8 +85,6 @@ class StepEvents:
         handoff.num_committed = event.num_tokens // PAGE_TOKENS
         handoff.record = record_to_proto(event, slot.request)
         handoff.notify()
-        if all(first.finish is not None for first in event.first_tokens):
-            self._session.send(messages.Release(slot.number))  # nothing is left to decode
 
     def _ended(self, slot: SlotState) -> None:
         session = self._session
