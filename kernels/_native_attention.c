@@ -10,6 +10,7 @@
 
 #define PAGE_TOKENS 16
 #define CHUNK_PAGES 8
+#define CHUNK_TOKENS (CHUNK_PAGES * PAGE_TOKENS)
 #define MAX_LANES 32
 #define MAX_DIM 256
 #define UNSEEN -1e30f
@@ -105,7 +106,8 @@ static const float *key_cell(const struct attention *a, const struct block *b, p
     return a->pool + page * a->page_size + a->layer_offset + b->kv_head * PAGE_TOKENS * a->dim;
 }
 
-/* The tokens after those of `c`; false when there are none. */
+/* The tokens after those of `c`; false when there are none. Chunks end at fixed positions: what a
+ * query gets does not depend on the others in its block. */
 static int next_chunk(const struct attention *a, const struct block *b, struct chunk *c,
                       int last_lane)
 {
@@ -114,7 +116,7 @@ static int next_chunk(const struct attention *a, const struct block *b, struct c
         return 0;
     c->first = c->end;
     c->base = i_page * PAGE_TOKENS;
-    c->end = least(c->base + CHUNK_PAGES * PAGE_TOKENS, b->end);
+    c->end = least((c->first / CHUNK_TOKENS + 1) * CHUNK_TOKENS, b->end);
     c->num_pages = ceil_div(c->end - c->base, PAGE_TOKENS);
     for (ptrdiff_t i = 0; i <= c->num_pages; i++)
         c->keys[i] = key_cell(a, b, least(i_page + i, last_page));

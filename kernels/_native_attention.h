@@ -167,7 +167,7 @@ static ALWAYS_INLINE TARGET void NAME(add_chunk)(const struct attention *a, int 
 static ALWAYS_INLINE TARGET void NAME(attend_lanes)(const struct attention *a, int vectors,
                                                     struct block *b)
 {
-    float scores[CHUNK_PAGES * PAGE_TOKENS * 2 * LANES] __attribute__((aligned(64)));
+    float scores[CHUNK_TOKENS * 2 * LANES] __attribute__((aligned(64)));
     struct chunk c;
     gather_queries(a, b, vectors * LANES);
     for (c.end = b->first; next_chunk(a, b, &c, vectors * LANES - 1);) {

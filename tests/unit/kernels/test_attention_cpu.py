@@ -1,6 +1,7 @@
 """Compiled attention against its definition, at every level of instructions, amid NaN."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -81,6 +82,18 @@ def test_equals_the_definition(
     expected = case.expected(window, softcap)
     found = case.found(window, softcap, level)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("window", [0, 50])
+def test_a_decoded_token_equals_the_same_token_in_a_prompt(window: int, level: int) -> None:
+    whole = Case([(300, 300)], 6, PageGroup("full", 2, 2, 16))
+    expected = whole.found(window, 0.0, level)
+    for length in (1, 40, 129, 300):
+        last = slice(length - 1, length)
+        plan = replace(whole.plan, query_start=np.array([0, 1]), context_lens=np.array([length]))
+        one = attend_paged(whole.query[last], whole.pool, LAYER, plan, SCALE, window, 0.0, level)
+        assert torch.equal(one, expected[last])
 
 
 @pytest.mark.parametrize("level", LEVELS)
