@@ -94,6 +94,13 @@ async def test_a_request_has_the_same_bound_as_over_http(stub: Any, deployment: 
     assert not deployment.router.submissions
 
 
+async def test_a_message_that_does_not_parse_is_refused(channel: grpc.aio.Channel) -> None:
+    generate = channel.unary_stream("/paceline.v1.GenerateService/Generate")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await generate(b"\xff\xff\xff junk").read()
+    assert caught.value.code() is INVALID and trailer(caught.value).field == "request"
+
+
 async def test_an_unexpected_failure_is_counted_and_shows_no_internals(
     stub: Any, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
 
-from paceline.core.errors import IncompatiblePeer, KvUnavailable, Overloaded
+from paceline.core.errors import IncompatiblePeer, InvalidRequest, KvUnavailable, Overloaded
 from paceline.rpc import caller_token
 from paceline.rpc.channel import connect, make_server
 from paceline.rpc.status import error_of
@@ -31,6 +32,12 @@ class Kv(kv_pb2_grpc.KvTransferServiceServicer):
         yield kv_pb2.ProgressEvent(num_committed_blocks=1)
         raise KvUnavailable("the hand-off is not held here")
 
+    async def KeepLeases(
+        self, request_iterator: AsyncIterator[kv_pb2.LeaseBeat], context: Any
+    ) -> AsyncIterator[kv_pb2.LeaseBeatReply]:
+        async for beat in request_iterator:
+            yield kv_pb2.LeaseBeatReply(unknown_lease_ids=beat.lease_ids)
+
 
 class Worker(worker_pb2_grpc.WorkerServiceServicer):
     async def Attach(self, request_iterator: Any, context: Any) -> None:
@@ -44,6 +51,7 @@ async def serving(secret: bytes | None) -> AsyncIterator[grpc.aio.Channel]:
     server = make_server(secret)
     kv_pb2_grpc.add_KvTransferServiceServicer_to_server(Kv(), server)  # type: ignore[no-untyped-call]
     worker_pb2_grpc.add_WorkerServiceServicer_to_server(Worker(), server)  # type: ignore[no-untyped-call]
+    reflection.enable_server_reflection(["paceline.v1.KvTransferService"], server)
     health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)  # type: ignore[attr-defined]
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -128,6 +136,39 @@ async def test_an_error_that_a_servicer_raises_becomes_its_status() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await frames.read()
         assert refused.value.details() == "the stream is too slow"
+
+
+NO_MESSAGE = "is no message of the type that this method takes"
+JUNK = b"\xff\xff\xff not a message"
+LEASES = "/paceline.v1.KvTransferService/KeepLeases"
+HEALTH = "/grpc.health.v1.Health/"
+REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+
+
+async def test_a_message_that_does_not_parse_is_the_callers_fault() -> None:
+    """In every kind of call, of services that are not ours, too."""
+    async with serving(None) as channel:
+        stream = channel.stream_stream(LEASES)()
+        await stream.write(kv_pb2.LeaseBeat(lease_ids=["a"]).SerializeToString())
+        assert kv_pb2.LeaseBeatReply.FromString(await stream.read()).unknown_lease_ids == ["a"]
+        await stream.write(JUNK)
+        reflected = channel.stream_stream(REFLECTION)()
+        await reflected.write(JUNK)
+        calls = (
+            channel.unary_unary("/paceline.v1.KvTransferService/Unpin")(JUNK),
+            channel.unary_stream("/paceline.v1.KvTransferService/Progress")(JUNK).read(),
+            stream.read(),
+            channel.unary_unary(HEALTH + "Check")(JUNK),
+            channel.unary_stream(HEALTH + "Watch")(JUNK).read(),
+            reflected.read(),
+        )
+        for call in calls:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            error = error_of(refused.value)
+            assert isinstance(error, InvalidRequest) and error.field == "request"
+            assert refused.value.details() == f"request='{len(JUNK)} bytes': {NO_MESSAGE}"
 
 
 async def test_a_bug_tells_the_caller_nothing() -> None:
