@@ -34,7 +34,9 @@ class RouterConfig:
     beat_s: float = setting(1.0, "Time between beats to workers and gateways; theirs is 1 s, too.")
     dead_after_s: float = setting(3.0, "A worker without any frame for so long is gone.")
     stall_after_s: float = setting(
-        10.0, "A worker with work and no step for so long is stuck; sooner if its steps are short."
+        10.0,
+        "A worker with work and no sign of its step loop for so long is stuck; sooner if its"
+        " steps are short.",
     )
     reserve_timeout_s: float = setting(2.0, "How long a decode worker may take to reserve.")
     handoff_timeout_s: float = setting(5.0, "How long decode may be silent after the first token.")

@@ -15,6 +15,7 @@ class HandoffWatch:
     """Fails an attempt whose first tokens are there and whose decode worker stays silent.
 
     Not while that worker has more than fits its batch: then silence may mean a wait for a place.
+    Whether its step loop gets on is watched by its session.
     """
 
     def __init__(self, attempt: Attempt, decode: Flight, timeout_s: float) -> None:

@@ -20,7 +20,7 @@ from paceline.v1 import worker_pb2, worker_pb2_grpc
 
 CHECK_S = 0.1
 BACKOFF_S = (0.1, 2.0)  # first and longest pause between dials
-QUARANTINE_S = 10.0  # no new work for a worker that got stuck, unless it finishes a step
+QUARANTINE_S = 10.0  # no new work for a worker that got stuck, unless its step loop gets on
 
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 _HEX = re.compile(r"(?:[0-9a-f]{2})+")
@@ -50,7 +50,7 @@ class WorkerLink:
         self._config = config
         self._secret = config.secret.encode()
         self._owner = owner
-        self._stuck_step: tuple[str, int] | None = None  # incarnation, and where it got stuck
+        self._stuck_at: tuple[str, int] | None = None  # incarnation and round
         self._redial = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name=f"worker-link-{self.worker_id}")
 
@@ -115,7 +115,7 @@ class WorkerLink:
             raise Refused(f"content_digest={info.content_digest!r} is not hex")
         session = WorkerSession(info, asyncio.get_running_loop().time())
         session.handle(frame, session.last_frame_at)
-        if self._stuck_step == (info.incarnation, session.load.step):
+        if self._stuck_at == (info.incarnation, session.load.rounds):
             session.quarantined_until = session.last_frame_at + QUARANTINE_S
         return session
 
@@ -153,7 +153,7 @@ class WorkerLink:
             if now - session.last_frame_at > self._config.dead_after_s:
                 session.lose("silent")
             if not session.check_progress(now, self._config.stall_after_s):
-                self._stuck_step = (session.info.incarnation, session.load.step)
+                self._stuck_at = (session.info.incarnation, session.load.rounds)
                 session.lose("stalled")
             if now >= next_beat:
                 next_beat, sequence = now + self._config.beat_s, sequence + 1

@@ -15,8 +15,10 @@ from paceline.rpc import convert
 from paceline.v1 import common_pb2, worker_pb2
 
 OUTBOX_LIMIT = 8192
-MIN_STALL_S = 2.0  # no worker is stuck before; keeps a pause below 3 s
-STALL_STEPS = 10  # of its longest recent steps without a step: stuck
+STALL_STEPS = 10  # of its longest recent steps without a sign of its step loop: stuck
+MIN_STALL_S = 2.0  # but not before, when steps are due; keeps a pause below 3 s
+FIRST_STEP_S = 0.5  # assumed of a worker whose pace is unknown; its front vouches for longer ones
+MIN_QUIET_S = 4.0  # and not before in any other case: its loop answers every beat of its own
 BUSY_BACKOFF_S = (0.02, 0.5)  # first and longest pause after Busy
 
 
@@ -92,8 +94,11 @@ class WorkerSession:
         self.num_late = 0
         self.last_frame_at = now
         self.last_step_at = now
-        self.longest_step_s = float("inf")  # of late; unknown at first
-        self.quarantined_until = 0.0  # it got stuck before; a finished step ends this
+        self.last_round_at = now
+        self.due_since = now  # steps are, without a break
+        self.longest_step_s = FIRST_STEP_S  # of late
+        self._is_paced = False  # one of its steps was timed
+        self.quarantined_until = 0.0  # it got stuck before; a sign of its step loop ends this
         self.lost: str | None = None
         self._slots = itertools.count(1)
         self._busy_until = 0.0
@@ -166,34 +171,42 @@ class WorkerSession:
             flight.listener.on_error(flight, Unavailable("a worker was lost"))
 
     def check_progress(self, now: float, stall_after_s: float) -> bool:
-        """False when the worker should be making steps and has made none for too long.
+        """False when it holds work of ours and its step loop gave no sign for too long.
 
         How long that is follows from its own pace, up to `stall_after_s`.
         """
         if not self._is_computing():
-            self.last_step_at = now
-        limit = min(stall_after_s, max(MIN_STALL_S, STALL_STEPS * self.longest_step_s))
-        return now - self.last_step_at <= limit
+            self.due_since = now
+        pace_s = STALL_STEPS * self.longest_step_s
+        overdue_s = now - max(self.last_round_at, self.due_since)
+        if overdue_s > min(stall_after_s, max(MIN_STALL_S, pace_s)):
+            return False
+        is_quiet = now - self.last_round_at > min(stall_after_s, max(MIN_QUIET_S, pace_s))
+        return not (is_quiet and any(flight.is_held for flight in self.flights.values()))
 
     def _take_load(self, load: worker_pb2.Load, now: float) -> None:
         if load.step != self.load.step:
             if self._is_computing():
-                self._note_step(now - self.last_step_at)
+                taken_s = now - max(self.last_step_at, self.due_since)
+                self._note_step(taken_s / max(1, load.step - self.load.step))
             self.last_step_at = now
+        if load.rounds != self.load.rounds:
+            self.last_round_at = now
             self.quarantined_until = 0.0
         self.load = load
         self.unreported_tokens = 0
 
     def _is_computing(self) -> bool:
-        """Steps are due. None are while all that is there waits for pages which others hold."""
+        """Steps are due. They may not be while all that is there waits, for pages of others."""
         if self.load.num_waiting and not self.load.num_running:
             return False
         return any(flight.computing for flight in self.flights.values())
 
     def _note_step(self, duration_s: float) -> None:
-        known = self.longest_step_s < float("inf")
-        faded = 0.95 * self.longest_step_s if known else 0.0
+        """Of one step, on average: those without news for us are reported by beats only."""
+        faded = 0.95 * self.longest_step_s if self._is_paced else 0.0
         self.longest_step_s = max(duration_s, faded)
+        self._is_paced = True
 
     def _handle_control(self, frame: worker_pb2.WorkerFrame, now: float) -> None:
         for reserved in frame.reserved:

@@ -27,7 +27,7 @@ def _logprobs_to_proto(item: messages.PositionLogprobs) -> common_pb2.PositionLo
     )
 
 
-def load_to_proto(load: messages.Load, step: int, draining: bool) -> worker_pb2.Load:
+def load_to_proto(load: messages.Load, step: int, rounds: int, draining: bool) -> worker_pb2.Load:
     return worker_pb2.Load(
         num_running=load.num_running,
         num_waiting=load.num_waiting,
@@ -35,6 +35,7 @@ def load_to_proto(load: messages.Load, step: int, draining: bool) -> worker_pb2.
         num_free_pages=max(load.num_free_pages, 0),
         num_pages=load.num_pages,
         step=step,
+        rounds=rounds,
         draining=draining,
     )
 

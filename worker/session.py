@@ -27,6 +27,7 @@ from paceline.worker.peers import PeerDirectory
 from paceline.worker.pull_threads import PullThreads
 from paceline.worker.rank_messages import Ping, RankCommand
 from paceline.worker.rank_process import RankProcess
+from paceline.worker.rank_watch import RankWatch
 from paceline.worker.router_stream import RouterStream
 from paceline.worker.slots import SlotState, SlotTable
 from paceline.worker.step_events import StepEvents
@@ -70,7 +71,8 @@ class Session:
         self.peers = PeerDirectory(config, info, connectors)
         self.pull_threads = PullThreads(config.pull_threads)
         self._events = StepEvents(self)
-        self._num_unanswered = 0
+        on_cpu = config.device == "cpu"
+        self.watch = RankWatch(config.beat_s, rank.process.pid, on_cpu=on_cpu)
         self._num_outputs = 0
         self._settled_output = -1
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -90,8 +92,7 @@ class Session:
 
     @property
     def is_stalled(self) -> bool:
-        """No answer of the step loop for `stall_s`, counted in beats of ours."""
-        return self._num_unanswered * self.config.beat_s > self.config.stall_s
+        return self.watch.quiet_s > self.config.stall_s
 
     # --- slots ---
 
@@ -125,7 +126,7 @@ class Session:
             self.end(slot)
 
     def load_now(self) -> worker_pb2.Load:
-        return load_to_proto(self.load, self.step, self.draining)
+        return load_to_proto(self.load, self.step, self.watch.rounds, self.draining)
 
     # --- pages of ours that others read ---
 
@@ -191,8 +192,7 @@ class Session:
             output = await self.rank.link.receive()
             if not isinstance(output, StepOutput):
                 raise EngineFailure(f"the rank sent {type(output).__name__}")
-            if output.is_progress:
-                self._num_unanswered = 0
+            self.watch.hear(output)
             self._num_outputs += 1
             self._events.apply(output)
 
@@ -201,8 +201,8 @@ class Session:
         while True:
             started = time.monotonic()
             self.send(Ping())
-            self._num_unanswered += 1
-            if self._num_unanswered * self.config.beat_s > 2 * self.config.stall_s:
+            self.watch.beat()
+            if self.watch.quiet_s > 2 * self.config.stall_s:
                 self.lose("the rank process does not answer")
             self._sweep()
             await asyncio.sleep(self.config.beat_s)

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -18,10 +19,13 @@ from paceline.core import metrics as names
 from tests.support.end_to_end import Alone, prompt, streaming
 
 NUM_STREAMS = 12
+NUM_PROMPT = 120
+LONG_PROMPT = 1500  # 0.2 s of prefill each
 MAX_TOKENS = 60
 STEP_S = 0.02
 SAMPLING = {"max_tokens": MAX_TOKENS, "ignore_eos": True}
 MAX_PAUSE_S = 3.0
+LONGEST_FIRST_TOKEN_S = 12.0  # twice `stall_s` and two beats at worst; 2.6 s are usual
 
 Disturb = Callable[[Cluster], None]
 
@@ -34,11 +38,15 @@ def model() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def expected(model: Path) -> list[list[int]]:
+    return undisturbed(NUM_PROMPT)
+
+
+def undisturbed(num_prompt: int) -> list[list[int]]:
     """Tokens of each stream when nothing happens, from an engine that does not sleep."""
     with mock_model() as quick:
         alone = Alone(quick)
         return [
-            alone.answer(prompt(120, salt=i), temperature=i % 2, seed=i, **SAMPLING)[0]
+            alone.answer(prompt(num_prompt, salt=i), temperature=i % 2, seed=i, **SAMPLING)[0]
             for i in range(NUM_STREAMS)
         ]
 
@@ -58,18 +66,25 @@ def cluster(running: Cluster) -> Cluster:
     return running
 
 
-def calls(model: Path) -> list[Call]:
+def calls(model: Path, num_prompt: int = NUM_PROMPT) -> list[Call]:
     return [
-        streaming(model, prompt(120, salt=i), temperature=i % 2, seed=i, **SAMPLING)
+        streaming(model, prompt(num_prompt, salt=i), temperature=i % 2, seed=i, **SAMPLING)
         for i in range(NUM_STREAMS)
     ]
 
 
-def disturbed(cluster: Cluster, model: Path, after_s: float, disturb: Disturb) -> list[Answer]:
+def disturbed(
+    cluster: Cluster,
+    model: Path,
+    after_s: float,
+    disturb: Disturb,
+    num_prompt: int = NUM_PROMPT,
+) -> list[Answer]:
     """Answers of streams in the middle of which `disturb` was called."""
 
     async def run() -> list[Answer]:
-        sending = asyncio.create_task(send_all(cluster.base_url, calls(model), NUM_STREAMS))
+        sent = calls(model, num_prompt)
+        sending = asyncio.create_task(send_all(cluster.base_url, sent, NUM_STREAMS))
         await asyncio.sleep(after_s)
         assert not sending.done()
         await asyncio.to_thread(disturb, cluster)
@@ -88,6 +103,17 @@ def pid_of(cluster: Cluster, name: str) -> int:
     pid = cluster.processes[name].pid
     assert pid is not None
     return pid
+
+
+@contextmanager
+def rank_to_stop(cluster: Cluster, name: str) -> Iterator[Disturb]:
+    """What freezes the rank of a worker; it wakes up at the end, if it is still there."""
+    (rank,) = psutil.Process(pid_of(cluster, name)).children()
+    try:
+        yield lambda _: rank.suspend()
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            rank.resume()
 
 
 def num_replans(cluster: Cluster) -> float:
@@ -123,13 +149,23 @@ def test_the_rank_of_a_decode_worker_is_stopped(
     cluster: Cluster, model: Path, expected: list[list[int]]
 ) -> None:
     """Its front beats on, so only the missing steps tell: streams move before it wakes up."""
-    (rank,) = psutil.Process(pid_of(cluster, "decode-1")).children()
     before = num_replans(cluster)
-    try:
-        answers = disturbed(cluster, model, 0.6, lambda _: os.kill(rank.pid, signal.SIGSTOP))
-    finally:
-        os.kill(rank.pid, signal.SIGCONT)
+    with rank_to_stop(cluster, "decode-1") as stop:
+        answers = disturbed(cluster, model, 0.6, stop)
     check(answers, expected)
+    assert num_replans(cluster) > before
+
+
+def test_the_rank_of_a_prefill_worker_is_stopped_in_the_middle_of_a_prompt(
+    cluster: Cluster, model: Path
+) -> None:
+    """More prompts wait there, and its last word may be that all of them do."""
+    before = num_replans(cluster)
+    with rank_to_stop(cluster, "prefill-0") as stop:
+        answers = disturbed(cluster, model, 0.4, stop, LONG_PROMPT)
+    assert [answer.error for answer in answers] == [""] * NUM_STREAMS
+    assert [answer.token_ids() for answer in answers] == undisturbed(LONG_PROMPT)
+    assert max(map(pause_s, answers)) <= LONGEST_FIRST_TOKEN_S
     assert num_replans(cluster) > before
 
 

@@ -106,6 +106,47 @@ async def test_a_worker_that_stops_is_left_behind(
         assert answer.longest_pause_s < 3
 
 
+@pytest.mark.parametrize("victim", ["p0", "d0"])
+async def test_a_worker_that_hangs_with_all_its_work_waiting_is_left_behind(
+    store: RedisServer, victim: str
+) -> None:
+    """Its last word, that all waits for room, does not excuse it for ever."""
+    async with router_bench(store, **_FAST) as bench:
+        await bench.add("p0")
+        await bench.add("d0")
+        worker = bench.workers[victim]
+        worker.full = True
+        client = await bench.client()
+        answers = [await client.submit(max_tokens=10) for _ in range(3)]
+        kind = "prefill" if victim == "p0" else "adopt"
+        await until(lambda: len(worker.commands(kind)) == 3)
+        await asyncio.sleep(0.3)  # it has said so
+        worker.stalled = True
+        await bench.add("p1")
+        await bench.add("d1")
+        started = time.perf_counter()
+        await until(lambda: all(answer.ended for answer in answers), 5)
+        assert time.perf_counter() - started < 2.0  # of which 0.6 s are `stall_after_s`
+        for answer in answers:
+            answer.check(10)
+
+
+@pytest.mark.parametrize("victim", ["p0", "d0"])
+async def test_a_long_step_of_a_loop_that_gets_on_is_waited_for(
+    store: RedisServer, victim: str
+) -> None:
+    async with router_bench(store, **_FAST) as bench:
+        await bench.add("p0")
+        await bench.add("d0", step_s=0.01)
+        client = await bench.client()
+        await client.generate(max_tokens=10)  # its pace is known
+        bench.workers[victim].prefill_s = 1.5  # more than twice `stall_after_s`
+        num_prompt = 100 if victim == "p0" else 20
+        answers = [await client.submit(num_prompt, max_tokens=10) for _ in range(3)]
+        await _finish(bench, answers, 10)
+        assert not bench.router.metrics.replans.labels("unavailable")._value.get()
+
+
 async def test_a_pool_that_readers_hold_is_waited_for(store: RedisServer) -> None:
     async with router_bench(store, **_FAST) as bench:
         prefill = await bench.add("p0", full=True)

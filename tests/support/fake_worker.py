@@ -75,7 +75,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.handoff_s = 0.0
         self.busy = False  # answers Reserve with Busy
         self.silent = False  # sends nothing at all, not even beats
-        self.stalled = False  # beats, but makes no step
+        self.stalled = False  # beats, but its step loop hangs
         self.full = False  # readers hold all pages: what comes waits, so there is no step either
         self.draining = False
         self.deaf_to_adopt = False
@@ -91,6 +91,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.info = worker_pb2.WorkerInfo()
         self._port = 0
         self._step = 0
+        self._rounds = 0
         self._server: Any = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -233,6 +234,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
                     self._run_step(stream, running, frame)
                 if frame.ByteSize():
                     self._step += 1
+                    self._rounds += 1
                     frame.load.CopyFrom(self._load())
                     stream.frames.put_nowait(frame)
             if self.die_after is not None and self.num_emitted >= self.die_after:
@@ -290,6 +292,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(0.2)
+            self._rounds += not self.stalled
             self.inject(worker_pb2.WorkerFrame(load=self._load()))
 
     def _load(self) -> worker_pb2.Load:
@@ -301,5 +304,6 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             num_free_pages=self.num_free_pages,
             num_pages=1000,
             step=self._step,
+            rounds=self._rounds,
             draining=self.draining,
         )

@@ -31,6 +31,17 @@ def _session(incarnation: str = "i1") -> WorkerSession:
     return WorkerSession(worker_pb2.WorkerInfo(worker_id="w", incarnation=incarnation), 0.0)
 
 
+def _paced(step_s: float) -> WorkerSession:
+    """After 99 steps of this length."""
+    session = _session()
+    with session.fly(_Heard(), 10) as flight:
+        flight.computing = True
+        for step in range(1, 100):
+            load = worker_pb2.Load(step=step, rounds=step)
+            session.handle(worker_pb2.WorkerFrame(load=load), step * step_s)
+    return session
+
+
 def test_llm_d_1950_work_of_an_old_life_never_lands_on_the_new_counters() -> None:
     """https://github.com/llm-d/llm-d/issues/1950: the in-flight counter becomes negative."""
     old, new, heard = _session("i1"), _session("i2"), _Heard()
@@ -91,7 +102,7 @@ def test_progress_is_asked_for_only_while_the_worker_should_compute() -> None:
         flight.computing = True
         assert session.check_progress(104.0, 5.0)
         assert not session.check_progress(106.0, 5.0)
-        session.handle(worker_pb2.WorkerFrame(load=worker_pb2.Load(step=9)), 106.0)
+        session.handle(worker_pb2.WorkerFrame(load=worker_pb2.Load(rounds=9)), 106.0)
         assert session.check_progress(107.0, 5.0)
 
 
@@ -99,28 +110,40 @@ def test_a_pool_full_of_pages_that_others_hold_is_no_stall() -> None:
     session, heard = _session(), _Heard()
     with session.fly(heard, 10) as flight:
         flight.computing = True
-        waiting = worker_pb2.Load(num_running=0, num_waiting=3)
-        session.handle(worker_pb2.WorkerFrame(load=waiting), 5.0)
-        assert session.check_progress(100.0, 5.0), "what waits for room makes no steps"
-        running = worker_pb2.Load(num_running=1, num_waiting=2)
-        session.handle(worker_pb2.WorkerFrame(load=running), 100.5)
+        for second in range(100):
+            waiting = worker_pb2.Load(num_running=0, num_waiting=3, rounds=second)
+            session.handle(worker_pb2.WorkerFrame(load=waiting), second)
+            assert session.check_progress(second, 5.0), "what waits for room makes no steps"
+        running = worker_pb2.Load(num_running=1, num_waiting=2, rounds=100)
+        session.handle(worker_pb2.WorkerFrame(load=running), 100.0)
         assert session.check_progress(104.9, 5.0)
         assert not session.check_progress(105.1, 5.0), "it runs and does not get on"
-        session.handle(worker_pb2.WorkerFrame(load=worker_pb2.Load()), 105.2)
-        assert not session.check_progress(105.3, 5.0), "it never took up what it was sent"
+
+
+def test_a_hung_loop_shows_whatever_the_last_load_said() -> None:
+    loads = (worker_pb2.Load(rounds=1), worker_pb2.Load(num_waiting=3, rounds=1))
+    for load in loads:
+        session, heard = _paced(0.05), _Heard()
+        start = session.last_round_at
+        session.handle(worker_pb2.WorkerFrame(load=load), start)
+        with session.fly(heard, 10) as flight:
+            flight.send(worker_pb2.WorkerCommand())
+            for tenth in range(40):
+                session.handle(worker_pb2.WorkerFrame(load=load), start + tenth / 10)
+                assert session.check_progress(start + tenth / 10, 10.0)
+            assert not session.check_progress(start + 4.1, 10.0), "beats of its front are no excuse"
+        assert session.check_progress(start + 4.1, 10.0), "it holds nothing of ours"
 
 
 def test_a_worker_of_short_steps_is_stuck_sooner_than_one_of_long_ones() -> None:
     for step_s, limit_s in ((0.05, 2.0), (0.5, 5.0), (3.0, 10.0)):
-        session, heard = _session(), _Heard()
+        session, heard = _paced(step_s), _Heard()
+        start = session.last_round_at
         with session.fly(heard, 10) as flight:
             flight.computing = True
-            now = 0.0
-            for step in range(1, 100):
-                now += step_s
-                session.handle(worker_pb2.WorkerFrame(load=worker_pb2.Load(step=step)), now)
-            assert session.check_progress(now + limit_s - 0.1, 10.0)
-            assert not session.check_progress(now + limit_s + 0.1, 10.0)
+            session.due_since = start
+            assert session.check_progress(start + limit_s - 0.1, 10.0)
+            assert not session.check_progress(start + limit_s + 0.1, 10.0)
 
 
 def test_stale_draining_quarantined_and_lost_workers_get_no_work() -> None:
@@ -131,7 +154,7 @@ def test_stale_draining_quarantined_and_lost_workers_get_no_work() -> None:
     session.handle(worker_pb2.WorkerFrame(load=worker_pb2.Load()), 3.0)
     session.quarantined_until = 10.0
     assert not session.is_usable(3.0, 2.0)
-    session.handle(worker_pb2.WorkerFrame(load=worker_pb2.Load(step=1)), 3.0)
+    session.handle(worker_pb2.WorkerFrame(load=worker_pb2.Load(rounds=1)), 3.0)
     assert session.is_usable(3.0, 2.0)
     session.lose("closed")
     assert not session.is_usable(3.0, 2.0)
