@@ -22,8 +22,10 @@ class SamplingParams:
     max_tokens: int = 16
     min_tokens: int = 0
     temperature: float = 1.0  # 0 is greedy
+    min_p: float = 0.0  # 0 keeps all
     top_k: int = 0  # 0 keeps all
     top_p: float = 1.0
+    typical_p: float = 1.0
     seed: int = 0
     n: int = 1
     stop_token_ids: tuple[int, ...] = ()
@@ -38,8 +40,10 @@ class SamplingParams:
         _check("min_tokens", self.min_tokens, within, reason)
         finite = math.isfinite(self.temperature) and 0 <= self.temperature <= 100
         _check("temperature", self.temperature, finite, "must lie between 0 and 100")
+        _check("min_p", self.min_p, 0 <= self.min_p <= 1, "must lie in [0, 1]")
         _check("top_k", self.top_k, self.top_k >= 0, "must be 0 (all) or positive")
         _check("top_p", self.top_p, 0 < self.top_p <= 1, "must lie in (0, 1]")
+        _check("typical_p", self.typical_p, 0 < self.typical_p <= 1, "must lie in (0, 1]")
         _check("seed", self.seed, 0 <= self.seed < 2**64, "must fit in 64 bits, unsigned")
         _check("n", self.n, 1 <= self.n <= MAX_CHOICES, f"must lie between 1 and {MAX_CHOICES}")
         few = len(self.stop_token_ids) <= MAX_STOP_TOKEN_IDS

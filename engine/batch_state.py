@@ -22,17 +22,19 @@ class BatchState:
         self.next_token = np.zeros(max_running, np.int64)
         self.block_table = np.zeros((max_running, pages_of(max_length)), np.int64)
         self.temperature = np.zeros(max_running, np.float32)
+        self.min_p = np.zeros(max_running, np.float32)
         self.top_k = np.zeros(max_running, np.int64)
         self.top_p = np.ones(max_running, np.float32)
+        self.typical_p = np.ones(max_running, np.float32)
         self.seed = np.zeros(max_running, np.int64)
         self.choice = np.zeros(max_running, np.int64)
         self.num_prompt_tokens = np.zeros(max_running, np.int64)
         self.min_tokens = np.zeros(max_running, np.int64)
         self.num_logprobs = np.full(max_running, -1, np.int64)
         self._by_row = (
-            *(self.computed, self.next_token, self.block_table, self.temperature, self.top_k),
-            *(self.top_p, self.seed, self.choice, self.num_prompt_tokens, self.min_tokens),
-            self.num_logprobs,
+            *(self.computed, self.next_token, self.block_table, self.temperature, self.min_p),
+            *(self.top_k, self.top_p, self.typical_p, self.seed, self.choice),
+            *(self.num_prompt_tokens, self.min_tokens, self.num_logprobs),
         )
 
     def __len__(self) -> int:
@@ -52,8 +54,10 @@ class BatchState:
         self.block_table[row, : len(sequence.pages)] = sequence.pages
         sampling = sequence.group.spec.sampling
         self.temperature[row] = sampling.temperature
+        self.min_p[row] = sampling.min_p
         self.top_k[row] = sampling.top_k
         self.top_p[row] = sampling.top_p
+        self.typical_p[row] = sampling.typical_p
         self.seed[row] = sampling.seed - (sampling.seed >> 63 << 64)  # the same bits, signed
         self.choice[row] = sequence.choice
         self.num_prompt_tokens[row] = sequence.group.spec.num_prompt_tokens

@@ -166,8 +166,10 @@ class Runner:
         return SampleBatch(
             rows=np.repeat(np.arange(len(drawing)), drawing),
             temperature=state.temperature[rows],
+            min_p=state.min_p[rows],
             top_k=state.top_k[rows],
             top_p=state.top_p[rows],
+            typical_p=state.typical_p[rows],
             seed=state.seed[rows],
             choice=np.asarray(choices, np.int64),
             position=position,

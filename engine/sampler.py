@@ -1,22 +1,23 @@
 """Next tokens for a batch of logits rows, without a loop over requests or the vocabulary.
 
-Filters reduce to one threshold a row: tokens whose scaled logit lies below it cannot be drawn.
-Noise is made for the others. Ties at a threshold survive together, so that a result does not
-depend on the order of a sort.
+In vLLM's order: edits of single logits (engine/logit_edits.py), temperature, min_p, top_k, top_p,
+typical_p, and a draw. Filters reduce to two bounds a row: logits outside of them cannot be drawn.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from paceline.engine.messages import PositionLogprobs
-from paceline.engine.noise import gumbel, noise_keys
+from paceline.engine.noise import noise_keys
+from paceline.kernels.gumbel_max import gumbel_max
 from paceline.kernels.row_max import row_max
+from paceline.kernels.token_filter import Filters, filter_bounds
 
-_CANDIDATES = 256  # of a row, sorted first; more only when top_p reaches beyond them
-_NOISE_AT_ONCE = 1 << 18  # numbers: what stays in the caches of a CPU core
+_LOWEST = float(np.finfo(np.float32).min)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,10 @@ class SampleBatch:
 
     rows: NDArray[np.int64]  # of logits; a row is drawn from once a choice
     temperature: NDArray[np.float32]
+    min_p: NDArray[np.float32]
     top_k: NDArray[np.int64]
     top_p: NDArray[np.float32]
+    typical_p: NDArray[np.float32]
     seed: NDArray[np.int64]
     choice: NDArray[np.int64]
     position: NDArray[np.int64]  # of the output token
@@ -124,88 +127,40 @@ def _masked(logits: torch.Tensor, batch: SampleBatch) -> torch.Tensor:
 def _draw(
     logits: torch.Tensor, best: torch.Tensor, batch: SampleBatch, random: NDArray[np.int64]
 ) -> torch.Tensor:
-    """Gumbel-max over the survivors of each row."""
-    device = logits.device
-    temperature = torch.from_numpy(batch.temperature[random]).to(device)
-    scaled = (logits - best[:, None]).div_(temperature[:, None])
-    arrays = (batch.seed[random], batch.choice[random], batch.position[random])
-    keys = noise_keys(*(torch.from_numpy(array).to(device) for array in arrays))[:, None]
-    top_k, top_p = batch.top_k[random], batch.top_p[random]
-    is_cut = (top_k > 0) | (top_p < 1)
-    cut = np.flatnonzero(is_cut)
-    if not len(cut):
-        return _draw_open(scaled, keys)
-    if len(cut) == len(random):
-        return _draw_cut(scaled, keys, top_k, top_p)
-    indices = torch.from_numpy(cut).to(device)
-    others = torch.from_numpy(np.flatnonzero(~is_cut)).to(device)
-    token_ids = torch.empty(len(random), dtype=torch.int64, device=device)
-    token_ids[indices] = _draw_cut(scaled[indices], keys[indices], top_k[cut], top_p[cut])
-    token_ids[others] = _draw_open(scaled[others], keys[others])
-    return token_ids
+    """Gumbel-max over what the filters leave of each row."""
+
+    def column(array: NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(array[random]).to(logits.device)
+
+    temperature = column(batch.temperature)
+    low, high = torch.full_like(best, _LOWEST), torch.full_like(best, torch.inf)
+    filtered = np.flatnonzero(_is_filtered(batch)[random])
+    if len(filtered):
+        masses = column(batch.top_p), column(batch.typical_p)
+        filters = Filters(column(batch.min_p), column(batch.top_k), *masses)
+        rows = torch.from_numpy(filtered).to(logits.device)
+        low[rows], high[rows] = _bounds(logits, best, temperature, filters, rows)
+    keys = noise_keys(column(batch.seed), column(batch.choice), column(batch.position))
+    return gumbel_max(logits, best, temperature, low, high, keys)
 
 
-def _draw_open(scaled: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Every token may come. A few rows at once: the noise of all would be large."""
-    ids = torch.arange(scaled.shape[1], device=scaled.device)
-    num_rows = max(1, _NOISE_AT_ONCE // scaled.shape[1])
-    parts = zip(torch.split(scaled, num_rows), torch.split(keys, num_rows), strict=True)
-    return torch.cat([gumbel(key, ids).add_(part).max(dim=1).indices for part, key in parts])
+def _is_filtered(batch: SampleBatch) -> NDArray[np.bool_]:
+    by_mass = (batch.top_p < 1) | (batch.typical_p < 1)
+    is_filtered: NDArray[np.bool_] = by_mass | (batch.min_p > 0) | (batch.top_k > 0)
+    return is_filtered
 
 
-def _draw_cut(
-    scaled: torch.Tensor, keys: torch.Tensor, top_k: NDArray[np.int64], top_p: NDArray[np.float32]
-) -> torch.Tensor:
-    """Noise for the survivors alone, gathered, unless they are most of the vocabulary."""
-    thresholds = _filter_thresholds(scaled, top_k, top_p)[:, None]
-    num_survivors = int((scaled >= thresholds).count_nonzero(dim=1).max())
-    if num_survivors > scaled.shape[1] // 8:
-        return _draw_open(scaled.masked_fill(scaled < thresholds, float("-inf")), keys)
-    values, ids = scaled.topk(max(1, num_survivors), dim=1)
-    scores = gumbel(keys, ids).add_(values).masked_fill_(values < thresholds, float("-inf"))
-    return ids.gather(1, scores.max(dim=1).indices[:, None])[:, 0]
-
-
-def _filter_thresholds(
-    scaled: torch.Tensor, top_k: NDArray[np.int64], top_p: NDArray[np.float32]
-) -> torch.Tensor:
-    """Smallest scaled logit that top_k, then top_p keep. Scaled logits are at most 0."""
-    vocab_size = scaled.shape[1]
-    kept = np.where((top_k == 0) | (top_k > vocab_size), vocab_size, top_k)
-    num_kept = torch.from_numpy(kept).to(scaled.device)
-    share = torch.from_numpy(top_p).to(scaled.device)
-    whole_mass = scaled.exp().sum(dim=1)
-    num_sorted = max(_CANDIDATES, int(kept[kept < vocab_size].max(initial=0)))
-    thresholds, reached = _cut(scaled, min(num_sorted, vocab_size), num_kept, share, whole_mass)
-    while num_sorted < vocab_size and not bool(reached.all()):
-        num_sorted *= 16
-        rows = torch.nonzero(~reached)[:, 0]
-        arrays = (num_kept[rows], share[rows], whole_mass[rows])
-        found = _cut(scaled[rows], min(num_sorted, vocab_size), *arrays)
-        thresholds[rows], reached[rows] = found
-    return thresholds
-
-
-def _cut(
-    scaled: torch.Tensor,
-    num_sorted: int,
-    num_kept: torch.Tensor,
-    share: torch.Tensor,
-    whole_mass: torch.Tensor,
+def _bounds(
+    logits: torch.Tensor,
+    best: torch.Tensor,
+    temperature: torch.Tensor,
+    filters: Filters,
+    rows: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Thresholds from the `num_sorted` best of each row, and whether those were enough."""
-    values = scaled.topk(num_sorted, dim=1).values
-    ranks = torch.arange(num_sorted, device=scaled.device)
-    in_top_k = ranks < num_kept[:, None]
-    masses = torch.where(in_top_k, values.exp(), 0.0)
-    cumulative = masses.cumsum(dim=1)
-    # After top_k, top_p is a share of what top_k kept: known when all of that was sorted.
-    mass = torch.where(num_kept <= num_sorted, cumulative[:, -1], whole_mass)
-    before = cumulative - masses
-    kept = in_top_k & (before < (share * mass)[:, None])
-    last = kept.sum(dim=1).clamp(min=1) - 1
-    # Rounding of the sum must not cut a row that keeps its whole mass.
-    everything = share >= 1
-    last = torch.where(everything, num_kept.clamp(max=num_sorted) - 1, last)
-    reached = (num_kept <= num_sorted) | (cumulative[:, -1] >= share * mass)
-    return values.gather(1, last[:, None])[:, 0], reached
+    """Of some rows."""
+    if len(rows) == len(logits):
+        return filter_bounds(logits, best, temperature, filters)
+    chosen = Filters(
+        filters.min_p[rows], filters.top_k[rows], filters.top_p[rows], filters.typical_p[rows]
+    )
+    return filter_bounds(logits[rows], best[rows], temperature[rows], chosen)

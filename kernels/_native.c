@@ -273,6 +273,23 @@ int check_level(int level)
     return 0;
 }
 
+int check_row_size(ptrdiff_t size)
+{
+    if (size > 0 && size < (ptrdiff_t)1 << 28)
+        return 1;
+    PyErr_Format(PyExc_ValueError, "rows of %zd numbers are not supported", size);
+    return 0;
+}
+
+int check_row_values(const Py_buffer *values, ptrdiff_t num_rows, int value_bytes)
+{
+    if (values->len == num_rows * value_bytes && (uintptr_t)values->buf % value_bytes == 0)
+        return 1;
+    PyErr_Format(PyExc_ValueError, "%zd bytes for %zd rows, %d a row are needed", values->len,
+                 num_rows, value_bytes);
+    return 0;
+}
+
 static PyObject *copy_pages(PyObject *module, PyObject *args)
 {
     Py_buffer destination, source, to, from, sums;
@@ -325,7 +342,9 @@ static PyObject *sum_pages(PyObject *module, PyObject *args)
 static PyMethodDef methods[] = {
     {"attend", native_attend, METH_VARARGS, "Attends over a paged pool."},
     {"copy_pages", copy_pages, METH_VARARGS, "Copies pages and sums what it copies."},
+    {"filter", native_filter, METH_VARARGS, "Bounds of the logits that filters keep."},
     {"gate", native_gate, METH_VARARGS, "Multiplies by an activated gate."},
+    {"gumbel_max", native_gumbel_max, METH_VARARGS, "Draws one token from each row."},
     {"rms_norm", native_rms_norm, METH_VARARGS, "Root mean square norm."},
     {"rotate", native_rotate, METH_VARARGS, "Rotates heads by their positions."},
     {"row_max", native_row_max, METH_VARARGS, "Highest number of each row, and where."},

@@ -18,6 +18,8 @@ extern int best_level;
 
 /* False with a Python error set. */
 int check_level(int level);
+int check_row_size(ptrdiff_t size);
+int check_row_values(const Py_buffer *values, ptrdiff_t num_rows, int value_bytes);
 
 /* Runs task(argument, 0 … num_tasks - 1), in any order, on the caller and up to num_threads - 1
  * threads that wait for work. Returns when all are done. Needs no GIL. */
@@ -28,6 +30,8 @@ PyObject *native_rms_norm(PyObject *module, PyObject *args);
 PyObject *native_gate(PyObject *module, PyObject *args);
 PyObject *native_rotate(PyObject *module, PyObject *args);
 PyObject *native_row_max(PyObject *module, PyObject *args);
+PyObject *native_filter(PyObject *module, PyObject *args);
+PyObject *native_gumbel_max(PyObject *module, PyObject *args);
 PyObject *native_write_kv(PyObject *module, PyObject *args);
 PyObject *native_attend(PyObject *module, PyObject *args);
 PyObject *native_product(PyObject *module, PyObject *args);

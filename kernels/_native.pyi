@@ -117,6 +117,34 @@ def row_max(
     level: int = ...,
     /,
 ) -> None: ...
+def filter(
+    x: Buffer,  # float32 [rows, size]
+    best: Buffer,  # [rows], like all below
+    temperature: Buffer,
+    min_p: Buffer,  # 0: off
+    top_k: Buffer,  # int64; 0: off
+    top_p: Buffer,  # 1: off
+    typical_p: Buffer,  # 1: off
+    low: Buffer,  # written
+    high: Buffer,  # written
+    size: int,
+    num_threads: int,
+    level: int = ...,
+    /,
+) -> None: ...
+def gumbel_max(
+    x: Buffer,  # float32 [rows, size]
+    best: Buffer,  # [rows], like all below
+    temperature: Buffer,
+    low: Buffer,
+    high: Buffer,
+    keys: Buffer,  # int64
+    ids: Buffer,  # int64, written
+    size: int,
+    num_threads: int,
+    level: int = ...,
+    /,
+) -> None: ...
 def write_kv(
     kv: Buffer,  # float32, from the first token's first cell to the last one's last
     pool: Buffer,  # [pages, layers, cells, 16, dim], written

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.engine.noise import gumbel, mix, noise_keys
+from paceline.engine.noise import mix, noise_keys
 from paceline.engine.sampler import SampleBatch, Sampled, collect, sample
+from paceline.kernels.gumbel_max import gumbel
 
 VOCAB = 2000
 
@@ -17,8 +18,10 @@ def batch(num: int, **arrays: Any) -> SampleBatch:
     defaults: dict[str, Any] = {
         "rows": np.arange(num),
         "temperature": np.ones(num, np.float32),
+        "min_p": np.zeros(num, np.float32),
         "top_k": np.zeros(num, np.int64),
         "top_p": np.ones(num, np.float32),
+        "typical_p": np.ones(num, np.float32),
         "seed": np.arange(num) * 7919,
         "choice": np.zeros(num, np.int64),
         "position": np.zeros(num, np.int64),
@@ -69,6 +72,28 @@ def test_draws_follow_the_softmax(temperature: float) -> None:
     np.add.at(counts, draw(row[None], samples).token_ids, 1)
     expected = torch.softmax(row / temperature, dim=0).numpy() * num
     assert ((counts - expected) ** 2 / expected).sum() < 24.32
+
+
+@pytest.mark.parametrize(
+    ("filters", "kept"),
+    [
+        ({"min_p": 0.2}, [0, 1, 2, 3]),
+        ({"top_k": 5}, [0, 1, 2, 3, 4]),
+        ({"top_p": 0.75}, [0, 1, 2]),
+        ({"typical_p": 0.55}, [1, 2, 0]),
+        ({"min_p": 0.1, "top_k": 6, "top_p": 0.9, "typical_p": 0.6}, [0, 1]),
+    ],
+)
+def test_what_is_left_keeps_its_proportions(filters: dict[str, float], kept: list[int]) -> None:
+    """Chi-square at p = 0.001."""
+    row = torch.tensor([2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, -2.0])
+    num = 20_000
+    samples = batch(num, rows=np.zeros(num, np.int64), **filters)
+    counts = np.bincount(draw(row[None], samples).token_ids, minlength=8)
+    expected = torch.softmax(row[kept], dim=0).numpy() * num
+    assert counts[kept].sum() == num
+    limits = {2: 10.83, 3: 13.82, 4: 16.27, 5: 18.47}
+    assert ((counts[kept] - expected) ** 2 / expected).sum() < limits[len(kept)]
 
 
 @pytest.mark.parametrize("varying", ["seed", "choice", "position"])
