@@ -36,6 +36,10 @@ class LinkStatistics:
         num_bytes = int(self._figures.bytes_per_second * PIECE_SECONDS)
         return min(max(1, num_bytes // self._group.page_bytes), MAX_PIECE_PAGES)
 
+    def link_seconds(self, num_pages: int) -> float:
+        """What copying so many pages takes, as the link is estimated now."""
+        return num_pages * self._group.page_bytes / self._figures.bytes_per_second
+
     def add_piece(self, piece: Piece, seconds: float, num_mismatches: int) -> None:
         num_tokens = PAGE_TOKENS if piece.num_tokens is None else piece.num_tokens
         num_bytes = len(piece.source_pages) * self._group.page_bytes * num_tokens // PAGE_TOKENS

@@ -1,6 +1,6 @@
 """Reader side of a hand-off: follows the source's progress, pulls what is new, joins the batch.
 
-    Progress ─ committed range → Pin → copy and verify (thread) → Pulled → Unpin
+    Progress ─ enough is committed → Pin → copy and verify (thread) → Pulled → Unpin
              └ record          → Pin rest and tail → copy → Pulled, Adopt → Unpin with the ticket
 
 A failure at any point ends the slot: with IncompatiblePeer if this worker can never read from that
@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from paceline.worker.slots import SlotState
 
 _log = structlog.get_logger("paceline.worker")
+
+# Link time of what is committed before it is pulled while the source still computes: less is hidden
+# than the calls cost both sides (3 ms of two cores that compute; TTFT of 1024 tokens 7 % higher).
+WORTH_PULLING_S = 0.002
 
 KNOWN_SIDECARS: frozenset[str] = frozenset()
 
@@ -124,7 +128,9 @@ class Adoption:
                 if event.HasField("record"):
                     record: kv_pb2.HandoffRecord = event.record
                     return record
-                await self._pull_to(min(event.num_committed_blocks, len(keys)), keys)
+                end = min(event.num_committed_blocks, len(keys))
+                if peer.statistics.link_seconds(end - self._next_block) > WORTH_PULLING_S:
+                    await self._pull_to(end, keys)
         finally:
             call.cancel()
         raise PeerGone("the source ended its progress without a record")

@@ -67,6 +67,7 @@ async def launch(config: WorkerConfig) -> RankProcess:
     try:
         process = await _spawn(config, fd, link)
         ready = await _await_ready(process, link, config.model)
+        memory = await _open_pool(fd)
     except BaseException:
         if process is not None and process.returncode is None:
             process.kill()
@@ -75,12 +76,17 @@ async def launch(config: WorkerConfig) -> RankProcess:
         os.close(fd)
         raise
     link.hide()
-    memory = None
-    if os.fstat(fd).st_size:
-        memory = open_pool_memory(fd).view
-        seal_pool_memory(fd)  # both of us have mapped it: from now on others only read
     incarnation = Incarnation(secrets.token_hex(8))
     return RankProcess(incarnation, process, link, fd, ready, memory)
+
+
+async def _open_pool(fd: int) -> memoryview | None:
+    """Our view of the pool that the rank has made; None when it is on a device."""
+    if os.fstat(fd).st_size == 0:
+        return None
+    memory = await asyncio.to_thread(open_pool_memory, fd)
+    seal_pool_memory(fd)  # both of us have mapped it: from now on others only read
+    return memory.view
 
 
 async def _spawn(config: WorkerConfig, fd: int, link: RankLink) -> asyncio.subprocess.Process:
