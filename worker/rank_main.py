@@ -143,6 +143,7 @@ def make_engine(config: RankConfig) -> tuple[Engine, RankReady]:
     if dtype == "auto":
         dtype = "float32" if config.device == "cpu" else "bfloat16"
     loaded = load_model(Path(config.model), config.device, dtype)
+    give_back_freed_memory()
     model = loaded.model
     pools, memory = make_pools(model, config.pool_fd, config.pool_bytes, config.device)
     engine_config = EngineConfig(
@@ -155,6 +156,13 @@ def make_engine(config: RankConfig) -> tuple[Engine, RankReady]:
     )
     engine = Engine(model, engine_config, pools, memory)
     return engine, describe(loaded, engine)
+
+
+def give_back_freed_memory() -> None:
+    """Of what loading has freed, glibc keeps up to 165 MiB for SmolLM2-135M; others keep nothing."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def describe(loaded: LoadedModel, engine: Engine) -> RankReady:
