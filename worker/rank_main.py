@@ -159,7 +159,7 @@ def make_engine(config: RankConfig) -> tuple[Engine, RankReady]:
 
 
 def give_back_freed_memory() -> None:
-    """Of what loading has freed, glibc keeps up to 165 MiB for SmolLM2-135M; others keep nothing."""
+    """Else glibc keeps up to 165 MiB of what loading SmolLM2-135M has freed."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -25,6 +25,7 @@ SETTINGS = {**FAST, "max_batch_tokens": 128}  # a chunk of a prompt takes 0.13 s
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("faults") / "model"
     sizes = {"max_position_embeddings": 2048, "step_s": 0.002, "token_s": TOKEN_S}
+    sizes |= {"num_hidden_layers": 8, "head_dim": 64}  # so large that pulls need not wait
     return write_mock_model(folder, **sizes)
 
 

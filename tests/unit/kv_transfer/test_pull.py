@@ -99,6 +99,14 @@ def test_a_link_that_slows_down_gets_smaller_pieces() -> None:
     assert statistics.pages_per_piece() < fast / 4
 
 
+def test_a_link_says_how_long_it_will_take() -> None:
+    statistics = LinkStatistics(GROUP)
+    for _ in range(3):
+        pull(ScriptedLink(seconds_a_page=0.001), pinned(60), statistics)
+    assert 0.02 < statistics.link_seconds(60) < 0.24
+    assert statistics.link_seconds(0) == 0
+
+
 def test_statistics_count_what_was_copied() -> None:
     statistics = LinkStatistics(GROUP)
     pull(ScriptedLink(seconds_a_page=0.001), pinned(10), statistics)
