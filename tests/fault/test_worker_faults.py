@@ -17,8 +17,9 @@ from tests.support.worker_pair import FAST, is_free
 from tests.support.workers import WorkerProcess, start_worker, wait_for
 
 TOKEN_S = 0.001
-FEW_PINS = 0.008  # of 1024 pages: 8
-SETTINGS = {**FAST, "max_batch_tokens": 128}  # a chunk of a prompt takes 0.13 s
+FEW_PINS = 0.008  # 8 pages
+# A chunk of a prompt takes 0.13 s; the pool has 1024 pages of 128 KiB.
+SETTINGS = {**FAST, "max_batch_tokens": 128, "pool_mib": 128}
 
 
 @pytest.fixture(scope="module")
