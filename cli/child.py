@@ -1,5 +1,10 @@
-"""One process of a deployment: started with a log file, watched, stopped."""
+"""One process of a deployment: started with a log file, watched, stopped.
 
+We keep its log open, so that it can be read and bounded whatever becomes of the file's name.
+"""
+
+import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -10,11 +15,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.cli import launch
+from paceline.core.errors import PacelineError
 
 TAIL_BYTES = 8 << 10
 MAX_LOG_BYTES = 64 << 20
 
 Probe = Callable[[], str]  # why it is not ready yet; empty when it is
+Prepare = Callable[[], None]  # makes what it reads and where its log goes; may raise
+
+
+def prepare_nothing() -> None:
+    pass
 
 
 @dataclass(slots=True)
@@ -26,21 +37,25 @@ class Child:
     environment: dict[str, str]
     log_path: Path
     probe: Probe
+    prepare: Prepare = prepare_nothing
     started_at: float = 0.0
     num_starts: int = 0
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    _log: int | None = field(default=None, repr=False)
 
     def start(self) -> None:
+        """Raises OSError when the machine has no room for one more process."""
         launcher = [sys.executable, "-I", "-S", str(Path(launch.__file__)), str(os.getpid())]
-        with open(self.log_path, "ab", opener=private) as log:
-            self._process = subprocess.Popen(
-                launcher + self.command,
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # Ctrl-C of the terminal is ours to pass on, in order
-            )
+        self.close()
+        self._log = log = self._open_log()
+        self._process = subprocess.Popen(
+            launcher + self.command,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # Ctrl-C of the terminal is ours to pass on, in order
+        )
         self.started_at = time.monotonic()
         self.num_starts += 1
 
@@ -85,16 +100,28 @@ class Child:
 
     def tail(self, num_lines: int = 15) -> str:
         """The last lines of its log."""
-        with open(self.log_path, "rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL_BYTES))
-            lines = log.read().decode(errors="replace").splitlines()
+        if self._log is None:
+            return ""
+        start = max(0, os.fstat(self._log).st_size - TAIL_BYTES)
+        lines = os.pread(self._log, TAIL_BYTES, start).decode(errors="replace").splitlines()
         return "\n".join(lines[-num_lines:])
 
     def bound_log(self) -> None:
         """Starts the log anew when it is too long (it is open for appending)."""
-        if self.log_path.stat().st_size > MAX_LOG_BYTES:
-            os.truncate(self.log_path, 0)
+        if self._log is not None and os.fstat(self._log).st_size > MAX_LOG_BYTES:
+            os.ftruncate(self._log, 0)
 
+    def close(self) -> None:
+        """Lets go of the log; its tail is gone with that."""
+        log, self._log = self._log, None
+        if log is not None:
+            os.close(log)
 
-def private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+    def _open_log(self) -> int:
+        """In memory where no file can be had: better a log without a name than no process."""
+        with contextlib.suppress(OSError, PacelineError):
+            self.prepare()
+            return os.open(self.log_path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        log = os.memfd_create(f"{self.name}.log")
+        fcntl.fcntl(log, fcntl.F_SETFL, os.O_APPEND)
+        return log

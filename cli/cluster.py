@@ -9,9 +9,7 @@ drains gateway → router → workers → redis. Every process dies with this on
 
 import os
 import secrets
-import shutil
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -25,6 +23,7 @@ from paceline.cli.keeper import Keeper
 from paceline.cli.ports import free_port
 from paceline.cli.redis_server import embedded_redis
 from paceline.cli.roles import ENV_PREFIX, ProbeUrl, Role, Settings, make_child, probe_url
+from paceline.cli.run_folder import RunFolder
 from paceline.cli.setup_error import SetupError
 from paceline.core.errors import Cancelled
 
@@ -66,7 +65,7 @@ class Cluster:
         self.processes: dict[str, Child] = {}
         self.urls: dict[str, ProbeUrl] = {}  # of probes and metrics, by process
         self.secret = secrets.token_hex(32)
-        self.run_dir = Path()
+        self._folder: RunFolder | None = None
         self.redis_url = spec.redis_url
         self._show = show
         self._cancelled = threading.Event()
@@ -86,9 +85,18 @@ class Cluster:
         """Of the gateway's GenerateService."""
         return f"{self.urls['gateway'].host}:{self._grpc_port}"
 
+    @property
+    def folder(self) -> RunFolder:
+        assert self._folder is not None, "it was not started"
+        return self._folder
+
+    @property
+    def run_dir(self) -> Path:
+        return self.folder.path
+
     def start(self) -> None:
         """Returns when all are ready. Raises SetupError, after stopping all that had started."""
-        self.run_dir = Path(tempfile.mkdtemp(prefix="paceline-", dir=self.spec.run_parent))
+        self._folder = RunFolder(self.spec.run_parent)
         try:
             self._start_redis()
             self._start_router()
@@ -102,9 +110,8 @@ class Cluster:
             self.kill_all()
             for child in self.processes.values():
                 child.process.wait()
-            self._spawner.shutdown()
-            if isinstance(error, Cancelled):
-                shutil.rmtree(self.run_dir, ignore_errors=True)
+            cancelled = isinstance(error, Cancelled)
+            self._let_go(keep_logs=bool(self.processes) and not cancelled)
             raise
         self._keeper.start(self.processes, restart=self.spec.restart)
 
@@ -160,10 +167,17 @@ class Cluster:
                 for child in group:
                     self._show(child.name, "draining")
                 clean &= all(stoppers.map(self._end, group))
-        self._spawner.shutdown()
-        if clean and not self._keeper.num_restarts:
-            shutil.rmtree(self.run_dir, ignore_errors=True)
+        self._let_go(keep_logs=not clean or self._keeper.num_restarts > 0)
         return clean
+
+    def _let_go(self, *, keep_logs: bool) -> None:
+        self._spawner.shutdown()
+        for child in self.processes.values():
+            child.close()
+        if keep_logs:
+            self.folder.keep()
+        else:
+            self.folder.remove()
 
     def _end(self, child: Child) -> bool:
         clean = child.end(self.spec.drain_timeout_s)
@@ -191,8 +205,13 @@ class Cluster:
             return
         server = embedded_redis(free_port("127.0.0.1"), self.run_dir)
         self.redis_url = server.url
+
+        def prepare() -> None:
+            self.folder.restore()
+            server.write_config()
+
         log_path = self.run_dir / "redis.log"
-        self._add(Child("redis", server.command, dict(os.environ), log_path, server.probe))
+        self._add(Child("redis", server.command, dict(os.environ), log_path, server.probe, prepare))
         self.wait_ready(["redis"])
 
     def _start_router(self) -> None:
@@ -232,7 +251,7 @@ class Cluster:
         environment = dict(self.spec.environment)
         environment[ENV_PREFIX[role] + "SECRET"] = self.secret
         self.urls[name] = probe_url(role, merged)
-        self._add(make_child(name, role, merged, environment, self.run_dir))
+        self._add(make_child(name, role, merged, environment, self.folder))
 
     def _add(self, child: Child) -> None:
         self._spawn(child)

@@ -47,16 +47,29 @@ class Keeper:
                     self._restart(child)
 
     def _report(self, child: Child, restart: bool) -> None:
-        lived_s = time.monotonic() - child.started_at
-        known_s = self._backoff_s.get(child.name, 0.0) if lived_s < STEADY_S else 0.0
-        backoff_s = min(2 * known_s, MAX_BACKOFF_S) or FIRST_BACKOFF_S
-        self._backoff_s[child.name] = backoff_s
-        self._due[child.name] = time.monotonic() + backoff_s if restart else float("inf")
-        next_step = f"starting it again in {backoff_s:g} s" if restart else "it stays down"
+        if restart:
+            lived_s = time.monotonic() - child.started_at
+            known_s = self._backoff_s.get(child.name, 0.0) if lived_s < STEADY_S else 0.0
+            next_step = f"starting it again in {self._back_off(child, known_s):g} s"
+        else:
+            self._due[child.name] = float("inf")
+            next_step = "it stays down"
         self._show(child.name, f"{child.ending()}; {next_step}; its log ends:\n{child.tail()}")
 
+    def _back_off(self, child: Child, known_s: float) -> float:
+        """Sets when it starts again: in twice as long as it was the last time."""
+        backoff_s = min(2 * known_s, MAX_BACKOFF_S) or FIRST_BACKOFF_S
+        self._backoff_s[child.name] = backoff_s
+        self._due[child.name] = time.monotonic() + backoff_s
+        return backoff_s
+
     def _restart(self, child: Child) -> None:
+        try:
+            self._spawn(child)
+        except (OSError, RuntimeError) as error:  # no room for a process or a thread
+            backoff_s = self._back_off(child, self._backoff_s[child.name])
+            self._show(child.name, f"cannot be started: {error}; once more in {backoff_s:g} s")
+            return
         del self._due[child.name]
         self.num_restarts += 1
-        self._spawn(child)
         self._show(child.name, f"started again (pid {child.pid})")

@@ -20,11 +20,17 @@ class RedisServer:
     port: int
     password: str
     command: list[str]
+    config: Path
     host: str = "127.0.0.1"
 
     @property
     def url(self) -> str:
         return f"redis://:{self.password}@{self.host}:{self.port}"
+
+    def write_config(self) -> None:
+        """It reads this file when it starts, and nobody else may."""
+        self.config.touch(mode=0o600)
+        self.config.write_text(settings(self.port, self.password, self.config.parent))
 
     def probe(self) -> str:
         """Empty when it answers."""
@@ -44,9 +50,7 @@ def embedded_redis(port: int, run_dir: Path) -> RedisServer:
     """Raises SetupError when the server's package is not installed."""
     password = secrets.token_hex(16)
     config = run_dir / "redis.conf"
-    config.touch(mode=0o600)
-    config.write_text(settings(port, password, run_dir))
-    return RedisServer(port, password, [str(binary()), str(config)])
+    return RedisServer(port, password, [str(binary()), str(config)], config)
 
 
 def settings(port: int, password: str, run_dir: Path) -> str:

@@ -11,6 +11,7 @@ from typing import Literal
 
 import paceline
 from paceline.cli.child import Child
+from paceline.cli.run_folder import RunFolder
 
 Role = Literal["router", "gateway", "prefill", "decode"]
 Settings = Mapping[str, object]
@@ -65,7 +66,7 @@ def first_reason(text: str) -> str:
 
 
 def make_child(
-    name: str, role: Role, settings: Settings, environment: Mapping[str, str], run_dir: Path
+    name: str, role: Role, settings: Settings, environment: Mapping[str, str], folder: RunFolder
 ) -> Child:
     """A service as a child process, with the same interpreter and package as ours."""
     command = [sys.executable, "-P", "-m", "paceline.cli.main", role]
@@ -76,9 +77,9 @@ def make_child(
             variables[ENV_PREFIX[role] + key.upper()] = text
         else:
             command.append(f"--{key.replace('_', '-')}={text}")
-    return Child(
-        name, command, variables, run_dir / f"{name}.log", probe_url(role, settings).not_ready
-    )
+    log_path = folder.path / f"{name}.log"
+    not_ready = probe_url(role, settings).not_ready
+    return Child(name, command, variables, log_path, not_ready, folder.restore)
 
 
 def probe_url(role: Role, settings: Settings) -> ProbeUrl:

@@ -3,10 +3,12 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,8 +31,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def cluster(model: Path) -> Iterator[Cluster]:
-    with Cluster(ClusterSpec(model, ready_timeout_s=BOOT_S)) as cluster:
+def cluster(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    spec = ClusterSpec(model, ready_timeout_s=BOOT_S, run_parent=tmp_path_factory.mktemp("run"))
+    with Cluster(spec) as cluster:
         yield cluster
 
 
@@ -81,12 +84,36 @@ def listeners(pid: int) -> set[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
+def test_what_is_killed_comes_back_after_the_run_folder_was_deleted(cluster: Cluster) -> None:
+    shutil.rmtree(cluster.run_dir)
+    for name in ("redis", "router", "decode-0"):
+        cluster.kill(name)
+    wait_for(lambda: all(c.is_running for c in cluster.processes.values()) and keeps(cluster, 3))
+    cluster.wait_ready()
+    wait_for(lambda: served(cluster))
+    assert sorted(path.suffix for path in cluster.run_dir.iterdir()) == ["", ".conf", *[".log"] * 3]
+    assert cluster.run_dir.stat().st_mode & 0o777 == 0o700
+
+
+def keeps(cluster: Cluster, num_restarts: int) -> bool:
+    return sum(child.num_starts - 1 for child in cluster.processes.values()) >= num_restarts
+
+
+def served(cluster: Cluster) -> bool:
+    """The gateway has found the new router, and that one its workers."""
+    try:
+        return bool(chat(cluster.base_url, "after that, " * 20)["usage"]["completion_tokens"] == 8)
+    except urllib.error.HTTPError:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
 def test_a_worker_that_is_killed_comes_back(cluster: Cluster) -> None:
     first = cluster.processes["prefill-0"].pid
     cluster.kill("prefill-0")
-    wait_for(lambda: cluster.processes["prefill-0"].num_starts == 2)
+    wait_for(lambda: cluster.processes["prefill-0"].pid != first)
     cluster.wait_ready()
-    assert cluster.processes["prefill-0"].pid != first
     assert chat(cluster.base_url, "again, " * 20)["usage"]["completion_tokens"] == 8
 
 
@@ -150,7 +177,9 @@ def test_up_shows_a_curl_that_works_and_ctrl_c_drains(
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_kill_9_of_up_leaves_no_process_behind(start_up: Callable[..., Up]) -> None:
+def test_kill_9_of_up_leaves_nothing_behind_for_long(
+    start_up: Callable[..., Up], tmp_path: Path
+) -> None:
     up = start_up()
     up.wait_until_ready()
     family = up.family()
@@ -158,6 +187,10 @@ def test_kill_9_of_up_leaves_no_process_behind(start_up: Callable[..., Up]) -> N
     up.process.wait()
     _, alive = psutil.wait_procs(family, timeout=10)
     assert not alive
+    assert len(list(tmp_path.iterdir())) == 3
+    start_up().wait_until_ready()
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert len(names) == 3, "the folder of the killed one is gone, this one has its own"
 
 
 @pytest.mark.slow

@@ -90,3 +90,25 @@ def test_a_log_that_grows_without_end_starts_anew(
     monkeypatch.setattr(child_module, "MAX_LOG_BYTES", 1000)
     child.bound_log()
     assert child.log_path.stat().st_size == 0
+
+
+def test_a_deleted_log_can_be_read_and_stays_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child_module, "MAX_LOG_BYTES", 1000)
+    child = make_child(tmp_path, "print('x' * 1000); print('the end')")
+    child.start()
+    child.log_path.unlink(missing_ok=True)
+    assert child.wait(10) == 0
+    assert child.tail(1) == "the end"
+    child.bound_log()
+    assert child.tail() == ""
+
+
+def test_without_a_place_for_its_log_it_runs_all_the_same(tmp_path: Path) -> None:
+    child = make_child(tmp_path / "gone", "print('here')")
+    child.start()
+    assert child.wait(10) == 0
+    assert child.tail() == "here"
+    child.close()
+    assert child.tail() == ""

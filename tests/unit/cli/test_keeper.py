@@ -73,3 +73,29 @@ def test_nothing_starts_after_stop(watched: Watched) -> None:
     watched.child.end(0)
     time.sleep(0.2)
     assert watched.said == []
+
+
+def test_a_log_that_was_deleted_stops_nobody_from_being_looked_after(watched: Watched) -> None:
+    watched.keeper.start({"some": watched.child}, restart=True)
+    watched.child.log_path.unlink()
+    time.sleep(0.1)
+    watched.child.send(signal.SIGKILL)
+    watched.wait_for("started again")
+    assert watched.child.is_running and watched.child.log_path.exists()
+
+
+def test_one_that_cannot_be_started_is_tried_again_later(watched: Watched) -> None:
+    starts = iter([OSError(11, "Resource temporarily unavailable"), RuntimeError("no thread")])
+
+    def spawn(child: Child) -> None:
+        for error in starts:
+            raise error
+        child.start()
+
+    watched.keeper = Keeper(spawn, lambda name, text: watched.said.append(text))
+    watched.keeper.start({"some": watched.child}, restart=True)
+    watched.child.send(signal.SIGKILL)
+    watched.wait_for("started again")
+    assert "Resource temporarily unavailable; once more in 0.1 s" in watched.said[1]
+    assert watched.said[2] == "cannot be started: no thread; once more in 0.2 s"
+    assert watched.child.is_running
