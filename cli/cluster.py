@@ -83,7 +83,7 @@ class Cluster:
     @property
     def grpc_endpoint(self) -> str:
         """Of the gateway's GenerateService."""
-        return f"{self.urls['gateway'].host}:{self._grpc_port}"
+        return str(ProbeUrl(self.urls["gateway"].host, self._grpc_port)).removeprefix("http://")
 
     @property
     def folder(self) -> RunFolder:

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from paceline.cli.cluster import Cluster, ClusterSpec
 from paceline.cli.display import Display, say
-from paceline.cli.ports import check_free
+from paceline.cli.ports import check_free, listen_error
 from paceline.cli.roles import Role, Settings
 from paceline.core.config import setting
 from paceline.core.errors import Cancelled, ConfigError
@@ -32,7 +32,9 @@ class UpConfig:
     transport: str = setting("auto", "How KV travels between workers: auto, shm or tcp.")
     host: str = setting("127.0.0.1", "Address that the gateway listens on; the rest: loopback.")
     port: int = setting(8000, "HTTP port of the gateway; 0: a free one.")
-    grpc_port: int = setting(8001, "gRPC port of the gateway; 0: a free one.")
+    grpc_port: int = setting(
+        0, "gRPC port of the gateway; 0: the one after --port, or a free one if that is taken."
+    )
     redis_url: str = setting("", "A Redis to use, redis://host:port; empty: an embedded one.")
     device: str = setting("", "Device of the workers, cpu or cuda; empty: their own setting.")
     num_threads: int = setting(0, "Compute threads of each worker; 0: their own setting.")
@@ -57,6 +59,11 @@ class UpConfig:
         if self.run_dir and not os.path.isdir(self.run_dir):
             raise ConfigError("run_dir", self.run_dir, "must be a folder")
 
+    def next_port(self) -> int:
+        """The one after `port` if it can be had; 0: any."""
+        following = self.port + 1 if 0 < self.port < 65535 else 0
+        return 0 if following and listen_error(self.host, following) else following
+
     def spec(self) -> ClusterSpec:
         worker: dict[str, object] = {"transports": self.transport}
         for name in ("device", "num_threads", "pool_mib"):
@@ -69,7 +76,7 @@ class UpConfig:
             decode=self.decode,
             host=self.host,
             port=self.port,
-            grpc_port=self.grpc_port,
+            grpc_port=self.grpc_port or self.next_port(),
             redis_url=self.redis_url,
             settings=settings,
             run_parent=Path(self.run_dir) if self.run_dir else None,
@@ -94,7 +101,10 @@ def run(config: UpConfig) -> int:
             check_free(name, config.host, port)
     began = time.monotonic()
     display = Display()
-    cluster = Cluster(config.spec(), display)
+    spec = config.spec()
+    if config.port and not spec.grpc_port:
+        say(f"paceline: port {config.port + 1} is taken; gRPC of the gateway gets a free one")
+    cluster = Cluster(spec, display)
     asked_to_stop = handle_signals(cluster)
     try:
         with display:

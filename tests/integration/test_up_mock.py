@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ import psutil
 import pytest
 
 from paceline.cli.cluster import Cluster, ClusterSpec
+from paceline.cli.ports import free_port
 from paceline.cli.roles import python_path
 from paceline.cli.setup_error import SetupError
 from tests.support.mock_model import write_mock_model
@@ -120,9 +122,9 @@ def test_a_worker_that_is_killed_comes_back(cluster: Cluster) -> None:
 class Up:
     """A running `paceline up` with the mock model."""
 
-    def __init__(self, model: Path, run_dir: Path, **environment: str) -> None:
+    def __init__(self, model: Path, run_dir: Path, port: int = 0, **environment: str) -> None:
         command = [sys.executable, "-P", "-m", "paceline.cli.main", "up", "--model", str(model)]
-        command += ["--port", "0", "--grpc-port", "0", "--run-dir", str(run_dir)]
+        command += ["--port", str(port), "--run-dir", str(run_dir)]
         variables = {**os.environ, "PYTHONPATH": python_path(), **environment}
         self.shown, self.said = run_dir / "stdout", run_dir / "stderr"
         with open(self.shown, "w") as stdout, open(self.said, "w") as stderr:
@@ -143,8 +145,8 @@ class Up:
 def start_up(model: Path, tmp_path: Path) -> Iterator[Callable[..., Up]]:
     started: list[Up] = []
 
-    def start(**environment: str) -> Up:
-        started.append(Up(model, tmp_path, **environment))
+    def start(port: int = 0, **environment: str) -> Up:
+        started.append(Up(model, tmp_path, port, **environment))
         return started[-1]
 
     yield start
@@ -213,6 +215,19 @@ def test_a_signal_while_things_start_ends_them(start_up: Callable[..., Up], tmp_
     assert up.process.wait(30) == 0
     assert not psutil.wait_procs(family, timeout=10)[1]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["stderr", "stdout"]
+
+
+@pytest.mark.timeout(180)
+def test_a_second_deployment_needs_no_more_than_another_port(start_up: Callable[..., Up]) -> None:
+    port = free_port("127.0.0.1")
+    with socket.create_server(("127.0.0.1", port + 1)):
+        up = start_up(port)
+        assert up.wait_until_ready() == f"http://127.0.0.1:{port}"
+    said = f"paceline: port {port + 1} is taken; gRPC of the gateway gets a free one"
+    assert said in up.said.read_text()
+    found = re.search(r"gRPC +127.0.0.1:(\d+)", up.shown.read_text())
+    assert found and int(found[1]) != port + 1
+    socket.create_connection(("127.0.0.1", int(found[1]))).close()
 
 
 @pytest.mark.timeout(180)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.cli.ports import free_port
 from paceline.cli.up import UpConfig, curl, run
 from paceline.core.errors import ConfigError
 from tests.support.mock_model import write_mock_model
@@ -67,3 +68,14 @@ def test_a_model_without_chat_template_gets_a_completion(model: Path) -> None:
     words = shlex.split(curl("http://127.0.0.1:8000", model))
     assert words[1].endswith("/v1/completions")
     assert "prompt" in json.loads(words[-1])
+
+
+def test_the_grpc_port_follows_the_http_port_and_evades_one_that_is_taken(model: Path) -> None:
+    port = free_port("127.0.0.1")
+    assert UpConfig(model=model).grpc_port == 0
+    assert UpConfig(model=model, port=port).spec().grpc_port == port + 1
+    assert UpConfig(model=model, port=port, grpc_port=9).spec().grpc_port == 9
+    assert UpConfig(model=model, port=0).spec().grpc_port == 0
+    assert UpConfig(model=model, port=65535).spec().grpc_port == 0
+    with socket.create_server(("127.0.0.1", port + 1)):
+        assert UpConfig(model=model, port=port).spec().grpc_port == 0
