@@ -17,7 +17,7 @@ from paceline.core.errors import Cancelled, EngineFailure, PacelineError
 from paceline.gateway.answer import SSE_DONE
 from paceline.gateway.body import decode, discard_body, read_body
 from paceline.gateway.choice import Choice, Delta
-from paceline.gateway.errors import BodyTooLarge, error_body, http_error
+from paceline.gateway.errors import BodyTooLarge, BodyTooSlow, error_body, http_error
 from paceline.gateway.generation import Generation
 from paceline.gateway.openai_types import SamplingFields
 from paceline.gateway.prepared import PreparedRequest
@@ -27,7 +27,7 @@ from paceline.gateway.serving import Serving
 R_contra = TypeVar("R_contra", bound=SamplingFields, contravariant=True)
 R = TypeVar("R", bound=SamplingFields)
 
-_DISCARD_BYTES, _DISCARD_S = 64 << 20, 5.0
+_DISCARD_BYTES, _DISCARD_S = 64 << 20, 2.0
 logger = structlog.stdlib.get_logger("paceline.gateway")
 
 
@@ -107,7 +107,7 @@ class Exchange:
             await send_body(self._send, frames, more=False)
             return
         answer = http_error(error)
-        is_unread = isinstance(error, BodyTooLarge)
+        is_unread = isinstance(error, BodyTooLarge | BodyTooSlow)
         headers = self._headers() + [(k.encode(), v.encode()) for k, v in answer.headers.items()]
         if is_unread:
             headers.append((b"connection", b"close"))

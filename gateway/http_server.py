@@ -1,6 +1,7 @@
-"""uvicorn without its signal handlers, with bounds on the head of a request."""
+"""uvicorn without its signal handlers, with connections that are bounded."""
 
 import asyncio
+import resource
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -8,77 +9,12 @@ from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from paceline.core.errors import ConfigError
 from paceline.gateway.config import GatewayConfig
+from paceline.gateway.http_protocol import BoundedProtocol
 
-_MAX_HEAD_BYTES = 64 << 10
-_MAX_CONNECTIONS_FACTOR = 4  # idle keep-alive connections beside the running requests
-
-
-class BoundedProtocol(HttpToolsProtocol):
-    """Closes connections whose head is too large or too slow; lets an app abort a connection."""
-
-    _read_timeout_s = 30.0
-    _num_head_bytes = 0
-    _head_timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        tools = {
-            "abort": transport.abort,
-            "can_write": self.can_write,
-            "write_chunk": self.write_chunk,
-        }
-        self.app_state = {**self.app_state, **tools}
-        self._head_timer = self.loop.call_later(self._read_timeout_s, transport.abort)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_head_timer()
-        super().connection_lost(exc)
-
-    def on_message_begin(self) -> None:
-        self._num_head_bytes = 0
-        if self._head_timer is None:
-            self._head_timer = self.loop.call_later(self._read_timeout_s, self.transport.abort)
-        super().on_message_begin()
-
-    def on_url(self, url: bytes) -> None:
-        self._count_head(len(url))
-        super().on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._count_head(len(name) + len(value))
-        super().on_header(name, value)
-
-    def on_headers_complete(self) -> None:
-        self._stop_head_timer()
-        super().on_headers_complete()
-
-    def can_write(self) -> bool:
-        return not (self.flow.write_paused or self.transport.is_closing())
-
-    def write_chunk(self, body: bytes) -> bool:
-        """One chunk of a streamed body, as `send` would write it: a third of its cost a token.
-
-        False if the connection takes none now: `send` then waits or drops it.
-        """
-        if not self.can_write():
-            return False
-        self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
-        return True
-
-    def _count_head(self, num_bytes: int) -> None:
-        self._num_head_bytes += num_bytes
-        if self._num_head_bytes > _MAX_HEAD_BYTES:
-            self.transport.abort()
-            raise ValueError("request head too large")  # ends the parser, too
-
-    def _stop_head_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+_CONNECTIONS_A_REQUEST = 4  # idle ones beside the running requests
 
 
 class HttpServer:
@@ -125,8 +61,13 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def _uvicorn_config(app: ASGIApp, config: GatewayConfig) -> uvicorn.Config:
+    bounds = {
+        "read_timeout_s": config.read_timeout_s,
+        "max_connections": _max_connections(config),
+        "idle": {},
+    }
     settings: dict[str, Any] = {
-        "http": type("Protocol", (BoundedProtocol,), {"_read_timeout_s": config.read_timeout_s}),
+        "http": type("Protocol", (BoundedProtocol,), bounds),
         "ws": "none",
         "lifespan": "off",
         "log_config": None,
@@ -134,7 +75,13 @@ def _uvicorn_config(app: ASGIApp, config: GatewayConfig) -> uvicorn.Config:
         "server_header": False,
         "timeout_keep_alive": max(1, round(config.keep_alive_s)),
         "timeout_graceful_shutdown": max(1, round(config.drain_timeout_s)),
-        "limit_concurrency": _MAX_CONNECTIONS_FACTOR * config.max_concurrent_requests,
         "backlog": 2048,
     }
     return uvicorn.Config(app, **settings)
+
+
+def _max_connections(config: GatewayConfig) -> int:
+    """Also at most half of the files that the process may open: accept() must not run out."""
+    wanted = _CONNECTIONS_A_REQUEST * config.max_concurrent_requests
+    max_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return wanted if max_files == resource.RLIM_INFINITY else min(wanted, max_files // 2)

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import resource
 import signal
 import sys
 
@@ -15,6 +16,7 @@ from paceline.gateway.http_server import HttpServer
 from paceline.gateway.serving import Serving
 
 _STOP_MARGIN_S = 3.0  # for connections that are cut after the drain timeout
+_MAX_FILES = 1 << 16  # wanted for connections; shells often allow 1024
 _SWITCH_INTERVAL_S = 0.001  # a thread that renders a template may hold the loop up that long
 
 
@@ -64,6 +66,7 @@ class GatewayServer:
 def run(config: GatewayConfig) -> int:
     """Blocks until SIGTERM or SIGINT, drains, returns 0. Raises ConfigError."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    _allow_many_files()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(config))
 
@@ -84,3 +87,11 @@ async def _serve(config: GatewayConfig) -> int:
     await server.stop()
     logger.info("stopped")
     return 0
+
+
+def _allow_many_files() -> None:
+    """As many as are wanted, within the hard limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = _MAX_FILES if hard == resource.RLIM_INFINITY else min(_MAX_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))

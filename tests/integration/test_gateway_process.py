@@ -35,7 +35,12 @@ async def gateway(tmp_path: Path) -> AsyncIterator[GatewayProcess]:
     await router.start()
     arguments = ["gateway", "--model", str(folder), "--router", router.endpoint]
     arguments += ["--port", "0", "--grpc-port", "0", "--drain-timeout-s", "5"]
+    few_files = 'ulimit -S -n 256 && exec "$@"'
     process = await asyncio.create_subprocess_exec(
+        "sh",
+        "-c",
+        few_files,
+        "sh",
         sys.executable,
         "-c",
         _COMMAND,
@@ -89,4 +94,6 @@ async def test_it_never_loads_torch_or_transformers(gateway: GatewayProcess) -> 
     process = psutil.Process(gateway.process.pid)
     libraries = {mapping.path for mapping in process.memory_maps()}
     assert not any("torch" in path or "triton" in path for path in libraries)
+    soft, hard = process.rlimit(psutil.RLIMIT_NOFILE)
+    assert soft >= min(65536, hard)  # for connections
     assert process.memory_info().rss < 250 << 20

@@ -1,14 +1,20 @@
-"""The gateway that most tests speak to, on real ports."""
+"""The gateway that most tests speak to, on real ports and on the event loop that it runs on."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
+import uvloop
 
 from tests.support.fake_router_service import bytes_reply
 from tests.support.gateway_deployment import Deployment, running
 from tests.support.mock_model import write_mock_model
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture(scope="session")
