@@ -1,7 +1,8 @@
 """HTTP probes of a service: /livez, /readyz and /metrics, on a port of their own.
 
 Small on purpose: GET of three fixed paths, one request a connection, everything bounded (header
-bytes, connections, seconds), so that a probe can neither be starved nor starve its service.
+bytes, connections, seconds). Of too many connections the one that waited longest makes room, so
+that a probe can neither be starved nor starve its service.
 """
 
 import asyncio
@@ -14,8 +15,9 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from paceline.core.errors import ConfigError
 
 MAX_HEADER_BYTES = 8192
-MAX_CONNECTIONS = 64
-REQUEST_TIMEOUT_S = 5.0
+MAX_CONNECTIONS = 256  # more than arrive at once: the backlog is 100
+HEAD_TIMEOUT_S = 2.0
+ANSWER_TIMEOUT_S = 5.0
 
 Answer = tuple[HTTPStatus, str, bytes]
 
@@ -39,7 +41,8 @@ class ProbeServer:
         self._reasons = reasons
         self._registry = registry if registry is not None else REGISTRY
         self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[None]] = set()
+        self._waiting: dict[asyncio.Task[None], None] = {}  # for a request; the oldest first
+        self._answering: dict[asyncio.Task[None], None] = {}
 
     async def start(self) -> int:
         """Binds and serves; returns the port. Raises ConfigError when the port is taken."""
@@ -57,35 +60,43 @@ class ProbeServer:
         if self._server is None:
             return
         self._server.close()
-        for connection in self._connections:
+        connections = [*self._waiting, *self._answering]
+        for connection in connections:
             connection.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        await asyncio.gather(*connections, return_exceptions=True)
         self._server = None
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        if len(self._connections) >= MAX_CONNECTIONS:
-            writer.transport.abort()
-            return
-        self._connections.add(task)
+        self._make_room()
+        self._waiting[task] = None
+        writer.transport.set_write_buffer_limits(0)  # drain() until all is sent
         try:
-            async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                await self._respond(reader, writer)
+            async with asyncio.timeout(HEAD_TIMEOUT_S):
+                head = await _read_head(reader)
+            self._waiting.pop(task)
+            self._answering[task] = None
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                await self._respond(head, writer)
         except (TimeoutError, OSError, EOFError, asyncio.CancelledError):
             writer.transport.abort()
         finally:
-            self._connections.discard(task)
+            self._waiting.pop(task, None)
+            self._answering.pop(task, None)
             writer.close()
 
-    async def _respond(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            head = await reader.readexactly(3)
-            if head.isalpha():  # else it is no method: nothing to wait for
-                head += await reader.readuntil(b"\r\n\r\n")
-        except asyncio.LimitOverrunError:
+    def _make_room(self) -> None:
+        if len(self._waiting) + len(self._answering) < MAX_CONNECTIONS:
+            return
+        connections = self._waiting or self._answering
+        oldest = next(iter(connections))
+        del connections[oldest]
+        oldest.cancel()
+
+    async def _respond(self, head: bytes | None, writer: asyncio.StreamWriter) -> None:
+        if head is None:
             answer = _text(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "header too large")
-            head = b""
         else:
             answer = await self._answer(head)
         status, content_type, body = answer
@@ -93,7 +104,7 @@ class ProbeServer:
             f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {content_type}\r\n"
             f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
         )
-        if not head.startswith(b"HEAD "):
+        if head is None or not head.startswith(b"HEAD "):
             writer.write(body)
         await writer.drain()
 
@@ -114,6 +125,17 @@ class ProbeServer:
             text = await asyncio.to_thread(generate_latest, self._registry)
             return HTTPStatus.OK, CONTENT_TYPE_PLAIN_0_0_4, text
         return _text(HTTPStatus.NOT_FOUND, "not found")
+
+
+async def _read_head(reader: asyncio.StreamReader) -> bytes | None:
+    """None if it is too large."""
+    try:
+        head = await reader.readexactly(3)
+        if head.isalpha():  # else it is no method: nothing to wait for
+            head += await reader.readuntil(b"\r\n\r\n")
+        return head
+    except asyncio.LimitOverrunError:
+        return None
 
 
 def _text(status: HTTPStatus, text: str) -> Answer:

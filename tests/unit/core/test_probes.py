@@ -64,19 +64,47 @@ async def test_malformed_requests_get_a_bounded_answer(sent: bytes, status: byte
         assert (await probed.http.get("/livez")).status_code == 200
 
 
-async def test_silent_connections_neither_starve_nor_outlive_the_server(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(probes, "REQUEST_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(probes, "MAX_CONNECTIONS", 4)
+@pytest.mark.parametrize("sent", [b"", b"G", b"GET /livez HTTP/1.1\r\n"])
+async def test_silent_connections_do_not_starve_a_probe(sent: bytes) -> None:
     async with _Probed() as probed:
-        silent = [await asyncio.open_connection("127.0.0.1", probed.port) for _ in range(8)]
-        for reader, _ in silent:
-            with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-                await asyncio.wait_for(reader.readexactly(1), 5)
-        assert (await probed.http.get("/livez")).status_code == 200
+        silent = []
+        for _ in range(probes.MAX_CONNECTIONS + 20):
+            silent.append(await asyncio.open_connection("127.0.0.1", probed.port))
+            silent[-1][1].write(sent)
+        for _ in range(5):
+            async with asyncio.timeout(probes.HEAD_TIMEOUT_S / 2):
+                assert (await probed.http.get("/livez")).status_code == 200
+        assert len(probed.server._waiting) == probes.MAX_CONNECTIONS - 1
         for _, writer in silent:
             writer.close()
+
+
+async def test_a_silent_connection_ends_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "HEAD_TIMEOUT_S", 0.2)
+    async with _Probed() as probed:
+        reader, writer = await asyncio.open_connection("127.0.0.1", probed.port)
+        for byte in b"GET /livez HTT":
+            writer.write(bytes([byte]))
+            await asyncio.sleep(0.02)
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await asyncio.wait_for(reader.readexactly(1), 5)
+        writer.close()
+
+
+async def test_a_client_that_does_not_read_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "ANSWER_TIMEOUT_S", 0.2)
+    async with _Probed() as probed:
+        Counter("large", "x" * 8_000_000, registry=probed.registry)
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", probed.port))
+            client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+            await asyncio.sleep(0.5)
+            assert not probed.server._answering
+            num_bytes = 0
+            while piece := client.recv(1 << 20):
+                num_bytes += len(piece)
+            assert num_bytes < 8_000_000
 
 
 async def test_a_taken_port_is_named() -> None:
