@@ -5,7 +5,9 @@ from numpy.typing import NDArray
 
 from paceline.core.errors import ContextLengthExceeded, InvalidRequest
 from paceline.core.kv_layout import PAGE_TOKENS
+from paceline.engine.logits_processors import ProcessorTable
 from paceline.engine.messages import RequestSpec
+from paceline.engine.request_edits import request_edits
 from paceline.engine.sequence import Group, Sequence, pages_of
 from paceline.models.base import Model
 
@@ -19,6 +21,7 @@ class Admission:
         self.context_length = model.context_length
         self.num_pages = num_pages
         self.output_window_tokens = output_window_tokens
+        self._processors = ProcessorTable(model.vocab_size)
 
     @property
     def max_length(self) -> int:
@@ -30,15 +33,19 @@ class Admission:
         tokens = self._checked_tokens(spec)
         sampling = spec.sampling
         eos = () if sampling.ignore_eos else self.eos_token_ids
+        stop_ids = tuple(dict.fromkeys((*eos, *sampling.stop_token_ids)))
         group = Group(
             slot=slot,
             spec=spec,
             arrival=arrival,
             prefill_only=prefill_only,
             choices=list(spec.choices),
-            stop_ids=tuple(dict.fromkeys((*eos, *sampling.stop_token_ids))),
+            stop_ids=stop_ids,
             max_length=self._max_length(spec, prefill_only),
+            edits=request_edits(sampling, stop_ids, self._processors, self.vocab_size),
         )
+        is_scored = sampling.num_prompt_logprobs >= 0 and len(tokens) == spec.num_prompt_tokens
+        group.num_scored = 0 if is_scored else spec.num_prompt_tokens
         group.leader = Sequence(group, spec.choices[0], tokens, len(tokens))
         group.sequences = [group.leader]
         return group

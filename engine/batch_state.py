@@ -29,12 +29,11 @@ class BatchState:
         self.seed = np.zeros(max_running, np.int64)
         self.choice = np.zeros(max_running, np.int64)
         self.num_prompt_tokens = np.zeros(max_running, np.int64)
-        self.min_tokens = np.zeros(max_running, np.int64)
         self.num_logprobs = np.full(max_running, -1, np.int64)
         self._by_row = (
             *(self.computed, self.next_token, self.block_table, self.temperature, self.min_p),
             *(self.top_k, self.top_p, self.typical_p, self.seed, self.choice),
-            *(self.num_prompt_tokens, self.min_tokens, self.num_logprobs),
+            *(self.num_prompt_tokens, self.num_logprobs),
         )
 
     def __len__(self) -> int:
@@ -61,7 +60,6 @@ class BatchState:
         self.seed[row] = sampling.seed - (sampling.seed >> 63 << 64)  # the same bits, signed
         self.choice[row] = sequence.choice
         self.num_prompt_tokens[row] = sequence.group.spec.num_prompt_tokens
-        self.min_tokens[row] = sampling.min_tokens if sequence.group.stop_ids else 0
         self.num_logprobs[row] = sampling.num_logprobs
 
     def remove(self, sequence: Sequence, stage: Stage) -> None:

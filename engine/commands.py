@@ -88,6 +88,7 @@ class Commands:
             self.groups.end(group)
             return
         leader.stage = Stage.WAITING_FOR_KV
+        group.num_scored = leader.num_tokens  # by who computes the prompt
         group.num_cached_tokens = num_hits * PAGE_TOKENS
         self.groups.events.append(Reserved(slot, num_hits, leader.pages[num_hits:]))
 

@@ -137,9 +137,9 @@ class Engine:
 
     def retire(self, flight: LaunchedStep) -> None:
         """Waits for a launched step and applies its result."""
-        sampled = flight.launched.collect()
+        sampled, scored = flight.launched.collect()
         with self._lock:
-            self._outcome.apply(flight.plan, sampled)
+            self._outcome.apply(flight.plan, sampled, scored)
             self.clock.retired = flight.step
             self.pool.retire_step(flight.step)
             num_tokens = flight.plan.num_chunk_tokens

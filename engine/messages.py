@@ -98,11 +98,14 @@ class FirstToken(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Log-probabilities at one position; `top` holds (token id, logprob), best first."""
+    """Log-probabilities at one position; `top` holds (token id, logprob), best first.
+
+    `rank`: how many tokens are at least as likely as this one; 0: not counted."""
 
     token_id: int
     logprob: float
     top: list[tuple[int, float]]
+    rank: int = 0
 
 
 class Emission(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -113,6 +116,15 @@ class Emission(msgspec.Struct, frozen=True, tag=True, array_like=True):
     logprobs: list[PositionLogprobs] = []
     finish: FinishReason | None = None
     num_cached_tokens: int = 0
+
+
+class PromptScored(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Log-probabilities of the prompt's tokens from `first_position` on. The parts of a slot come
+    in order, before its first Emission; the prompt's first token has none."""
+
+    slot: int
+    first_position: int
+    scores: list[PositionLogprobs]
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -169,7 +181,18 @@ class Removed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     keys: list[bytes]
 
 
-Event = Emission | Failed | Committed | HandoffReady | Reserved | Refused | Ended | Stored | Removed
+Event = (
+    Emission
+    | PromptScored
+    | Failed
+    | Committed
+    | HandoffReady
+    | Reserved
+    | Refused
+    | Ended
+    | Stored
+    | Removed
+)
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True):

@@ -1,16 +1,23 @@
 """What the result of a step changes: progress, committed blocks, tokens, endings."""
 
+import math
+
 from paceline.core.finish import FinishReason
 from paceline.core.kv_layout import PAGE_TOKENS
 from paceline.engine.groups import Groups
-from paceline.engine.messages import Committed, Emission, FirstToken, HandoffReady, PositionLogprobs
+from paceline.engine.messages import (
+    Committed,
+    Emission,
+    FirstToken,
+    HandoffReady,
+    PositionLogprobs,
+    PromptScored,
+)
 from paceline.engine.plan import Plan, Scheduled
 from paceline.engine.pools import PageSums
 from paceline.engine.prefix_cache import Tail
 from paceline.engine.sampler import Sampled
 from paceline.engine.sequence import Group, Sequence, Stage
-
-Draw = tuple[int, int, bool, PositionLogprobs | None]  # choice, token id, usable, logprobs
 
 
 class Outcome:
@@ -20,12 +27,14 @@ class Outcome:
         self.groups = groups
         self.sums = sums
 
-    def apply(self, plan: Plan, sampled: Sampled) -> None:
+    def apply(self, plan: Plan, sampled: Sampled, scored: list[PositionLogprobs]) -> None:
+        """`scored`: log-probabilities of prompt tokens, entry by entry of the plan."""
         state = self.groups.scheduler.state
         for entry in plan.scheduled:
             if entry.is_current:
                 state.advance(entry.sequence, entry.num_new)
         self._commit_blocks([e.sequence for e in plan.scheduled if e.is_current])
+        self._announce_scores(plan, scored)
         first = 0
         for entry in plan.scheduled:
             last = first + len(entry.choices)
@@ -58,11 +67,28 @@ class Outcome:
             sequence.num_committed = sequence.num_computed // PAGE_TOKENS
             self.announce(sequence.group, sequence.num_committed)
 
+    def _announce_scores(self, plan: Plan, scored: list[PositionLogprobs]) -> None:
+        first = 0
+        for entry in plan.scheduled:
+            last = first + len(entry.scored)
+            if last > first and entry.is_current:
+                self._announce_part(entry, scored[first:last])
+            first = last
+
+    def _announce_part(self, entry: Scheduled, scores: list[PositionLogprobs]) -> None:
+        group = entry.sequence.group
+        if any(math.isnan(score.logprob) for score in scores):
+            self.groups.fail(group, "the model returned logits that are not numbers")
+            return
+        group.num_scored = entry.scored.stop
+        self.groups.events.append(PromptScored(group.slot, entry.scored.start + 1, scores))
+
     def _accept(self, entry: Scheduled, sampled: Sampled, first: int, last: int) -> None:
         sequence = entry.sequence
         group = sequence.group
         if not all(sampled.usable[first:last]):
-            self.groups.fail(group, "the model returned logits that are not finite numbers")
+            reason = "logits are not finite, or every token is forbidden"
+            self.groups.fail(group, f"no token can be drawn: {reason}")
             return
         emissions = [
             self._emission(sequence, choice, token_id, logprobs)

@@ -9,7 +9,10 @@ from numpy.typing import NDArray
 from paceline.core.kv_layout import PAGE_TOKENS
 from paceline.engine.batch_state import BatchState
 from paceline.engine.cuda_graph import DecodeGraphs
+from paceline.engine.logit_edits import LogitEdits
+from paceline.engine.messages import PositionLogprobs
 from paceline.engine.plan import Plan
+from paceline.engine.prompt_scores import ScoreBatch, Scores, score
 from paceline.engine.sampler import Drawn, SampleBatch, Sampled, collect, sample
 from paceline.models.base import ForwardBatch, Model, PrefillChunk
 
@@ -17,28 +20,35 @@ Int64s = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Launched:
-    """A step on its way. Nothing is drawn when no sequence reaches its last token."""
-
-    drawn: Drawn | None
-    samples: SampleBatch | None
-    done: "torch.cuda.Event | None"
-
-    def collect(self) -> Sampled:
-        """Waits for the step."""
-        if self.done is not None:
-            self.done.synchronize()
-        if self.drawn is None or self.samples is None:
-            return Sampled([], [], [])
-        return collect(self.drawn, self.samples)
-
-
-@dataclass(frozen=True, slots=True)
 class Prepared:
-    """A step before its launch. Without `samples` no sequence reaches its last token."""
+    """A step before its launch. Without `samples` no sequence reaches its last token.
+
+    The first rows of logits are drawn from, the others are scored."""
 
     batch: ForwardBatch
     samples: SampleBatch | None
+    scores: ScoreBatch | None
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A step on its way. Nothing is drawn when no sequence reaches its last token."""
+
+    prepared: Prepared
+    drawn: Drawn | None
+    scores: Scores | None
+    done: "torch.cuda.Event | None"
+
+    def collect(self) -> tuple[Sampled, list[PositionLogprobs]]:
+        """Waits for the step. Returns what was drawn, and the scores in the order of the plan."""
+        if self.done is not None:
+            self.done.synchronize()
+        sampled, scored = Sampled([], [], []), list[PositionLogprobs]()
+        if self.drawn is not None and self.prepared.samples is not None:
+            sampled = collect(self.drawn, self.prepared.samples)
+        if self.scores is not None and self.prepared.scores is not None:
+            scored = self.scores.collect(self.prepared.scores)
+        return sampled, scored
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +84,7 @@ class Runner:
         """All that a step reads of the batch state, copied."""
         arrays = self.arrays(plan)
         samples = self._samples(plan, arrays) if arrays.num_draws.any() else None
-        return Prepared(self.batch(plan, arrays), samples)
+        return Prepared(self.batch(plan, arrays), samples, _scores(plan))
 
     @torch.inference_mode()
     def run(self, prepared: Prepared) -> Launched:
@@ -84,13 +94,17 @@ class Runner:
             logits = self.graphs.replay(batch)
         else:
             logits = self.model.forward(batch, self.pools)
-        drawn = done = None
+        drawn = scores = done = None
+        num_drawn_from = len(logits)
+        if prepared.scores is not None:
+            num_drawn_from -= len(prepared.scores.token_ids)
+            scores = score(logits[num_drawn_from:], prepared.scores)
         if samples is not None:
-            drawn = sample(logits, samples)
+            drawn = sample(logits[:num_drawn_from], samples)
         if self.device.type == "cuda":
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record()
-        return Launched(drawn, samples, done)
+        return Launched(prepared, drawn, scores, done)
 
     @torch.inference_mode()
     def copy_pages(self, sources: list[int], destinations: list[int]) -> None:
@@ -123,7 +137,12 @@ class Runner:
         token_ids, positions, owners = self._packed(plan, arrays)
         slots = table[owners, positions // PAGE_TOKENS] * PAGE_TOKENS + positions % PAGE_TOKENS
         ends = arrays.starts[1:]
-        logits_rows = ends[arrays.num_draws > 0] - 1
+        scored = [
+            start - entry.sequence.num_computed + np.asarray(entry.scored, np.int64)
+            for start, entry in zip(arrays.starts, plan.scheduled, strict=False)
+            if entry.scored
+        ]
+        logits_rows = np.concatenate((ends[arrays.num_draws > 0] - 1, *scored))
         return ForwardBatch(
             token_ids=self._tensor(token_ids),
             positions=self._tensor(positions),
@@ -160,7 +179,6 @@ class Runner:
         owners = np.repeat(np.arange(len(num_draws)), num_draws)
         rows = arrays.rows[owners]
         position = arrays.contexts[owners] - state.num_prompt_tokens[rows]
-        early = np.flatnonzero(position < state.min_tokens[rows]).tolist()
         drawing = num_draws[num_draws > 0]
         choices = [choice for entry in plan.scheduled for choice in entry.choices]
         return SampleBatch(
@@ -174,9 +192,25 @@ class Runner:
             choice=np.asarray(choices, np.int64),
             position=position,
             num_logprobs=state.num_logprobs[rows],
-            masks=tuple((i, state.sequences[rows[i]].group.stop_ids) for i in early),
+            edits=_edits(plan),
         )
 
     def _tensor(self, array: Int64s) -> torch.Tensor:
         tensor = torch.from_numpy(array)
         return tensor if self.device.type == "cpu" else tensor.to(self.device, non_blocking=True)
+
+
+def _edits(plan: Plan) -> LogitEdits | None:
+    drawing = [entry.sequence for entry in plan.scheduled for _ in entry.choices]
+    edited = [(i, s) for i, s in enumerate(drawing) if s.group.edits is not None]
+    return LogitEdits(edited) if edited else None
+
+
+def _scores(plan: Plan) -> ScoreBatch | None:
+    scored = [entry for entry in plan.scheduled if entry.scored]
+    if not scored:
+        return None
+    next_ids = [e.sequence.tokens[e.scored.start + 1 : e.scored.stop + 1] for e in scored]
+    num_top = [e.sequence.group.spec.sampling.num_prompt_logprobs for e in scored]
+    lengths = [len(ids) for ids in next_ids]
+    return ScoreBatch(np.concatenate(next_ids), np.repeat(num_top, lengths))

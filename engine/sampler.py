@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from paceline.engine.logit_edits import LogitEdits
 from paceline.engine.messages import PositionLogprobs
 from paceline.engine.noise import noise_keys
 from paceline.kernels.gumbel_max import gumbel_max
@@ -34,7 +35,7 @@ class SampleBatch:
     choice: NDArray[np.int64]
     position: NDArray[np.int64]  # of the output token
     num_logprobs: NDArray[np.int64]
-    masks: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (draw, token ids that may not come)
+    edits: LogitEdits | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -45,7 +46,7 @@ class Drawn:
     """Device tensors of one launch; `collect` waits for them."""
 
     token_ids: torch.Tensor  # [S]
-    best: torch.Tensor  # [S] largest logit; not finite: the row is unusable
+    best: torch.Tensor  # [S] largest edited logit; not finite: the row is unusable
     logprobs: torch.Tensor | None  # [S] of the token
     top_ids: torch.Tensor | None  # [S, k]
     top_logprobs: torch.Tensor | None
@@ -63,12 +64,12 @@ def sample(logits: torch.Tensor, batch: SampleBatch) -> Drawn:
     device = logits.device
     if len(batch) != len(logits) or not (batch.rows == np.arange(len(batch))).all():
         logits = logits[torch.from_numpy(batch.rows).to(device)]
-    allowed = _masked(logits, batch) if batch.masks else logits
-    best, token_ids = row_max(allowed)
+    edited = logits if batch.edits is None else batch.edits.apply(logits)
+    best, token_ids = row_max(edited)
     random = np.flatnonzero(batch.temperature > 0)
     if len(random):
         indices = torch.from_numpy(random).to(device)
-        rows = allowed if len(random) == len(batch) else allowed[indices]
+        rows = edited if len(random) == len(batch) else edited[indices]
         token_ids[indices] = _draw(rows, best[indices], batch, random)
     return _with_logprobs(logits, token_ids, best, int(batch.num_logprobs.max(initial=-1)))
 
@@ -111,17 +112,6 @@ def _with_logprobs(
     chosen = logits.gather(1, token_ids[:, None]) - normaliser
     top, top_ids = logits.topk(min(num_top, logits.shape[1]), dim=1)
     return Drawn(token_ids, best, chosen[:, 0], top_ids, top - normaliser)
-
-
-def _masked(logits: torch.Tensor, batch: SampleBatch) -> torch.Tensor:
-    draws = np.repeat([draw for draw, _ in batch.masks], [len(ids) for _, ids in batch.masks])
-    ids = np.concatenate([np.asarray(ids, np.int64) for _, ids in batch.masks])
-    known = ids < logits.shape[1]
-    masked = logits.clone()
-    device = logits.device
-    where = torch.from_numpy(draws[known]).to(device), torch.from_numpy(ids[known]).to(device)
-    masked[where] = float("-inf")
-    return masked
 
 
 def _draw(

@@ -17,6 +17,8 @@ from paceline.engine.sequence import Sequence, Stage, pages_of
 from paceline.engine.step_time import StepTime
 from paceline.engine.waiting import WaitingQueue
 
+_MAX_SCORED = 128  # rows of logits a step for prompt_logprobs: 25 MB of a 49k vocabulary
+
 
 class Scheduler:
     """Owns the queues; rows belong to `state`, pages to `allocator`."""
@@ -34,10 +36,12 @@ class Scheduler:
         self.num_preemptions = 0
         self.newly_admitted: list[Sequence] = []
         self._window_pages = -(-config.output_window_tokens // PAGE_TOKENS)
+        self._num_unscored = 0  # rows of logits that this step may still score
 
     def plan(self) -> Plan | None:
         """The next step; None if no sequence can be brought forward now."""
         self.newly_admitted = []
+        self._num_unscored = _MAX_SCORED
         self._promote_ready()
         decodes = self._decodes()
         budget = self.config.max_batch_tokens - len(decodes)
@@ -109,26 +113,47 @@ class Scheduler:
         for sequence in sorted(running, key=lambda s: s.order):
             if budget <= 0:
                 break
-            chunks.append(schedule(sequence, chunk_len(sequence, budget)))
-            budget -= chunks[-1].num_new
+            chunk = self._chunk(sequence, budget)
+            if chunk is not None:
+                chunks.append(chunk)
+                budget -= chunk.num_new
         return chunks
+
+    def _chunk(self, sequence: Sequence, budget: int) -> Scheduled | None:
+        """None: what is to be scored of it has to wait for the next step."""
+        if self._scores_of(sequence):
+            budget = min(budget, self._num_unscored)
+        if budget <= 0:
+            return None
+        entry = schedule(sequence, chunk_len(sequence, budget))
+        self._num_unscored -= len(entry.scored)
+        return entry
+
+    def _scores_of(self, sequence: Sequence) -> range:
+        return sequence.group.to_score(sequence.num_computed, sequence.num_tokens)
 
     def _admit(self, budget: int, decodes: list[Scheduled], chunks: list[Scheduled]) -> None:
         while budget > 0 and not self.state.is_full:
             sequence = self.waiting.first()
-            if sequence is None or not self._grant(sequence):
+            if sequence is None or (self._scores_of(sequence) and not self._num_unscored):
+                return
+            if not self._grant(sequence):
                 return
             self.waiting.discard(sequence)
             self.newly_admitted.append(sequence)
             self.state.add(sequence)
-            entry = schedule(sequence, chunk_len(sequence, budget))
+            entry = self._chunk(sequence, budget)
+            assert entry is not None
             (decodes if sequence.num_remaining == 1 else chunks).append(entry)
             budget -= entry.num_new
 
     def _grant(self, sequence: Sequence) -> bool:
-        """The last token is always computed here: its logits are needed."""
+        """The last token is always computed here, and what is to be scored: cached pages have no
+        logits."""
         group = sequence.group
         max_hits = (sequence.num_tokens - 1) // PAGE_TOKENS
+        if to_score := self._scores_of(sequence):
+            max_hits = min(max_hits, to_score.start // PAGE_TOKENS)
         before = sequence.num_remaining
         hits = self.allocator.grant(sequence, max_hits, self._credit(sequence))
         if hits is None:

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from paceline.core.keys import chain_keys
 from paceline.core.kv_layout import PAGE_TOKENS
 from paceline.engine.messages import RequestSpec
+from paceline.engine.request_edits import RequestEdits
+from paceline.engine.token_counts import TokenCounts
 
 
 class Stage(Enum):
@@ -34,10 +36,12 @@ class Group:
     arrival: int
     prefill_only: bool
     choices: list[int]
-    stop_ids: tuple[int, ...]  # end a choice, and are masked before min_tokens
+    stop_ids: tuple[int, ...]  # end a choice
     max_length: int  # tokens, prompt included, at which a choice ends
+    edits: RequestEdits | None = None
     leader: "Sequence | None" = None
     sequences: list["Sequence"] = field(default_factory=list)
+    num_scored: int = 0  # leading tokens of the prompt whose logits were scored, or need not be
     num_cached_tokens: int = -1  # -1: not admitted yet
     num_announced: int = 0  # committed blocks, prefill-only
 
@@ -46,12 +50,19 @@ class Group:
         """A transfer may be writing into its pages."""
         return self.leader is not None and self.leader.stage is Stage.WAITING_FOR_KV
 
+    def to_score(self, start: int, end: int) -> range:
+        """Of tokens [start, end) those whose logits are still to be scored: each predicts the
+        prompt's next token. There are none once a token was emitted."""
+        last = self.spec.num_prompt_tokens - 1
+        return range(max(start, self.num_scored), min(end, last))
+
 
 class Sequence:
     """Tokens, the pages of their KV, and how far it is computed."""
 
     __slots__ = (
         "choice",
+        "counts",
         "credit",
         "epoch",
         "group",
@@ -82,10 +93,19 @@ class Sequence:
         self.keys: list[bytes] = []
         self.row = -1
         self.has_emitted = False
+        self.counts: TokenCounts | None = None  # made when a penalty asks for it
 
     @property
     def num_outputs(self) -> int:
         return self.num_tokens - self.group.spec.num_prompt_tokens
+
+    @property
+    def prompt(self) -> NDArray[np.int64]:
+        return self.tokens[: self.group.spec.num_prompt_tokens]
+
+    @property
+    def output(self) -> NDArray[np.int64]:
+        return self.tokens[self.group.spec.num_prompt_tokens : self.num_tokens]
 
     @property
     def num_remaining(self) -> int:
@@ -99,6 +119,8 @@ class Sequence:
             self.tokens = grown
         self.tokens[self.num_tokens] = token_id
         self.num_tokens += 1
+        if self.counts is not None:
+            self.counts.add(token_id)
 
     def extend_keys(self, num_blocks: int) -> None:
         """Makes sure that the keys of the first `num_blocks` blocks are known."""

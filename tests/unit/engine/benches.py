@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from paceline.core.sampling import SamplingParams
+from paceline.core.sampling import LogitsProcessorCall, SamplingParams
 from paceline.engine.config import EngineConfig
 from paceline.engine.engine import Engine
 from paceline.engine.messages import (
@@ -18,6 +18,8 @@ from paceline.engine.messages import (
     Event,
     Failed,
     Integrity,
+    PositionLogprobs,
+    PromptScored,
     RequestSpec,
     StepOutput,
     Submit,
@@ -30,6 +32,23 @@ from paceline.models.registry import ModelSource
 torch.set_num_threads(1)
 ROOT = bytes(32)
 EOS = 7
+EDITED: dict[str, Any] = {  # every option of the sampler
+    "temperature": 1.2,
+    "seed": 5,
+    "min_p": 0.001,
+    "top_k": 80,
+    "top_p": 0.99,
+    "typical_p": 0.97,
+    "repetition_penalty": 1.3,
+    "presence_penalty": 0.4,
+    "frequency_penalty": 0.6,
+    "logit_bias": ((9, 4.0), (40, -5.0)),
+    "bad_words": ((11,), (9, 12), (9, 9)),
+    "min_tokens": 1,
+    "logits_processors": (
+        LogitsProcessorCall("allowed_token_ids", f'{{"token_ids": {list(range(2, 90))}}}'),
+    ),
+}
 
 
 def mock_model(**config: Any) -> MockModel:
@@ -115,6 +134,18 @@ class Bench:
         start = emissions[0].position if emissions else 0
         assert [e.position for e in emissions] == list(range(start, start + len(emissions)))
         return [token for e in emissions for token in e.token_ids]
+
+    def scores(self, slot: int) -> list[PositionLogprobs]:
+        """Of the prompt's tokens from the second on, after checking that no part is missing, comes
+        twice or after a token."""
+        parts = self.of(PromptScored, slot)
+        found = [score for part in parts for score in part.scores]
+        starts = [1 + sum(len(part.scores) for part in parts[:i]) for i in range(len(parts))]
+        assert [part.first_position for part in parts] == starts
+        kinds = [type(e) for e in self.events if getattr(e, "slot", None) == slot]
+        if parts and Emission in kinds:
+            assert kinds.index(Emission) > len(kinds) - 1 - kinds[::-1].index(PromptScored)
+        return found
 
     def finish(self, slot: int, choice: int = 0) -> Any:
         return [e for e in self.of(Emission, slot) if e.choice == choice][-1].finish

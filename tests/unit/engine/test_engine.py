@@ -1,5 +1,7 @@
 """Whole requests through one engine."""
 
+from typing import Any
+
 import pytest
 
 from paceline.core.errors import ErrorCode
@@ -14,7 +16,7 @@ from paceline.engine.messages import (
     Stored,
     Submit,
 )
-from tests.unit.engine.benches import EOS, Bench, alone, bench, mock_model, prompt, request
+from tests.unit.engine.benches import EDITED, EOS, Bench, alone, bench, mock_model, prompt, request
 
 SEEDED = {"temperature": 1.3, "top_p": 0.95, "seed": 2**64 - 5}
 
@@ -131,9 +133,9 @@ def shared_pages(b: Bench, num_blocks: int) -> list[int]:
     return b.engine.groups.live[1].sequences[0].pages[:num_blocks]
 
 
-@pytest.mark.parametrize("sampling", [{}, SEEDED])
+@pytest.mark.parametrize("sampling", [{}, SEEDED, EDITED])
 def test_forced_continuation_equals_the_undisturbed_run_at_every_cut(
-    sampling: dict[str, float],
+    sampling: dict[str, Any],
 ) -> None:
     tokens = prompt(29)
     expected = alone(request(tokens, max_tokens=24, **sampling))[0]

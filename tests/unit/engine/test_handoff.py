@@ -1,5 +1,7 @@
 """Prefill on one engine, decode on another, the pages copied in between."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -27,7 +29,7 @@ from paceline.engine.messages import (
 from paceline.engine.page_pool import PageState
 from paceline.engine.pools import pool_memory
 from paceline.kernels.pages import copy_pages
-from tests.unit.engine.benches import ROOT, Bench, alone, bench, prompt, request
+from tests.unit.engine.benches import EDITED, ROOT, Bench, alone, bench, prompt, request
 
 SEEDED = {"temperature": 1.3, "top_k": 40, "seed": 11}
 
@@ -71,8 +73,8 @@ def hand_over(source: Bench, reader: Bench, spec: RequestSpec, slot: int = 1) ->
 
 
 @pytest.mark.parametrize("num_tokens", [1, 15, 16, 17, 32, 100])
-@pytest.mark.parametrize("sampling", [{}, SEEDED, SEEDED | {"n": 3}])
-def test_split_equals_whole(num_tokens: int, sampling: dict[str, float]) -> None:
+@pytest.mark.parametrize("sampling", [{}, SEEDED, SEEDED | {"n": 3}, EDITED, EDITED | {"n": 2}])
+def test_split_equals_whole(num_tokens: int, sampling: dict[str, Any]) -> None:
     spec = request(prompt(num_tokens), max_tokens=20, **sampling)
     source, reader = bench(max_batch_tokens=24), bench()
     hand_over(source, reader, spec)

@@ -1,15 +1,29 @@
 """Any mix of requests on a small engine gives each stream the tokens of a quiet run."""
 
 import functools
+from typing import Any
 
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, given, settings
 
-from paceline.engine.messages import Cancel, Ended, Reserve, Submit, TransferClosed
-from tests.unit.engine.benches import Bench, alone, bench, mock_model, prompt, request
+from paceline.engine.messages import (
+    Cancel,
+    Ended,
+    PositionLogprobs,
+    Reserve,
+    Submit,
+    TransferClosed,
+)
+from tests.unit.engine.benches import EDITED, Bench, alone, bench, mock_model, prompt, request
 
 MODEL = mock_model(eos_every=90)
-KINDS = [{}, {"temperature": 0.9, "seed": 1}, {"temperature": 2.0, "top_p": 0.8, "seed": 2, "n": 2}]
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.9, "seed": 1},
+    {"temperature": 2.0, "top_p": 0.8, "seed": 2, "n": 2},
+    EDITED,
+    EDITED | {"n": 2, "num_prompt_logprobs": 2},
+]
 
 requests = st.tuples(
     st.integers(1, 70),  # prompt tokens
@@ -35,6 +49,12 @@ engines = st.fixed_dictionaries(
 def quiet_run(num_tokens: int, salt: int, max_tokens: int, kind: int) -> dict[int, list[int]]:
     spec = request(prompt(num_tokens, salt), max_tokens=max_tokens, **KINDS[kind])
     return alone(spec, MODEL)
+
+
+@functools.cache
+def scores_of_quiet_run(num_tokens: int, salt: int) -> list[PositionLogprobs]:
+    spec = request(prompt(num_tokens, salt), max_tokens=1, num_prompt_logprobs=2)
+    return bench(MODEL, num_pages=64).handle(Submit(1, spec)).run().scores(1)
 
 
 def play(b: Bench, mix: list[tuple[int, ...]]) -> None:
@@ -66,6 +86,11 @@ def test_any_mix_gives_each_stream_the_tokens_of_a_quiet_run(
         for choice, expected in quiet_run(num_tokens, salt, max_tokens, kind).items():
             tokens = b.tokens(slot, choice)
             assert tokens == (expected if cancel is None else expected[: len(tokens)])
+        expected_scores = []
+        if "num_prompt_logprobs" in KINDS[kind]:
+            expected_scores = scores_of_quiet_run(num_tokens, salt)
+        scores = b.scores(slot)
+        assert scores == (expected_scores if cancel is None else expected_scores[: len(scores)])
         assert len(b.of(Ended, slot)) == 1
     b.assert_idle()
 

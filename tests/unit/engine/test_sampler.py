@@ -160,17 +160,6 @@ def test_several_draws_come_from_one_row() -> None:
         assert draw(logits[row : row + 1], alone).token_ids == [token]
 
 
-def test_masked_ids_never_come() -> None:
-    logits = logits_of(2)
-    best = logits.argmax(dim=1).tolist()
-    masks = ((0, (best[0], VOCAB + 3)), (1, (best[1],)))
-    for temperature in (0.0, 0.01):
-        samples = batch(2, temperature=temperature, masks=masks, num_logprobs=1)
-        result = draw(logits, samples)
-        assert all(got != wanted for got, wanted in zip(result.token_ids, best, strict=True))
-        assert [lp.top[0][0] for lp in result.logprobs if lp] == best, "of the unmodified logits"
-
-
 def test_logprobs_are_of_the_unmodified_logits() -> None:
     logits = logits_of(3)
     samples = batch(3, temperature=0.3, top_k=2, num_logprobs=np.array([-1, 0, 4]))
