@@ -1,7 +1,7 @@
 """The engine on a CUDA device: same tokens as on the CPU, decode steps replayed as graphs.
 
 Runs in process, float32 on both sides; without a device it says so and exits 2. The times of a
-decode step are in bfloat16, batch 8, contexts of about 128 tokens.
+decode step are in bfloat16, batch 8, contexts of about 128 tokens; `torch` without our kernels.
 """
 
 import os
@@ -27,8 +27,8 @@ NUM_PAGES = 1024
 NUM_TOKENS = 64
 
 
-def make_engine(device: str, dtype: str, graphs: bool) -> Engine:
-    model = load_model(MODEL, device, dtype).model
+def make_engine(device: str, dtype: str, graphs: bool, kernels: str = "auto") -> Engine:
+    model = load_model(MODEL, device, dtype, kernels=kernels).model
     config = EngineConfig(cuda_graphs=graphs, max_running=32)
     pools = allocate_pools(model.layout, NUM_PAGES, device)
     return Engine(model, config, pools, pool_memory(pools[0]) if device == "cpu" else None)
@@ -99,6 +99,7 @@ def measure(options: Options) -> Figures:
         ),
         "decode_8_eager_ms": decode_ms(make_engine("cuda", "bfloat16", False)),
         "decode_8_graph_ms": decode_ms(make_engine("cuda", "bfloat16", True)),
+        "decode_8_graph_torch_ms": decode_ms(make_engine("cuda", "bfloat16", True, "torch")),
     }
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from paceline.core.kv_layout import KVLayout, PageGroup
-from paceline.kernels.checksum import sum_pages_torch
+from paceline.kernels.checksum import sum_pages_on_device
 from paceline.kernels.pages import sum_pages
 
 
@@ -50,7 +50,7 @@ def page_sums(pool: torch.Tensor, memory: memoryview | None, group: PageGroup) -
 
     def on_device(pages: Sequence[int], num_tokens: int | None = None) -> list[tuple[int, ...]]:
         ids = torch.tensor(pages, dtype=torch.int64, device=pool.device)
-        sums = sum_pages_torch(pool, ids, group, num_tokens).cpu().numpy().view(np.uint64)
+        sums = sum_pages_on_device(pool, ids, group, num_tokens).cpu().numpy().view(np.uint64)
         return [tuple(row) for row in sums.tolist()]
 
     return on_device if pool.device.type != "cpu" else on_cpu

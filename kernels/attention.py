@@ -5,7 +5,7 @@ A pool [pages, layers, planes, heads, PAGE_TOKENS, dim] is a table of rows of `d
 is an offset into the table.
 
     plan = plan_attention(...)             once a step
-    write_kv(pool, layer, kv, plan)        then, for every layer
+    write_kv(pool, layer, kv, plan)        then, for every layer; see kernels/kv_write.py
     out = paged_attention(query, pool, layer, plan, scale)
 
 A window w lets a token see the last w tokens, itself included; 0 means all. Only those are read.
@@ -19,12 +19,17 @@ is launched: a pure decode step can be captured in a CUDA graph.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from paceline.core.kv_layout import PAGE_TOKENS, PageGroup
+from paceline.kernels import backend
 from paceline.kernels.attention_cpu import PagedPlan, attend_paged, plan_paged, write_paged
+
+if TYPE_CHECKING:
+    from paceline.kernels.gpu.attention import GpuPlan
 
 # K and V gathered at a time: bounds memory. Pieces that fit a cache were not faster on the CPU
 # (32 sequences of 150 tokens: 2.3 ms a layer with 2 MiB, 1.6 with 8 and more, one thread).
@@ -72,10 +77,11 @@ class AttentionPlan:
     """What all layers of a step share."""
 
     group: PageGroup
-    write_rows: torch.Tensor  # [T * 2 * heads]; unused where `paged`
+    write_rows: torch.Tensor  # [T * 2 * heads]; unused where `paged` or `gpu`
     num_decodes: int
     spans: dict[int, SpanPlan]  # by window
     paged: PagedPlan | None  # compiled code does it, without spans
+    gpu: "GpuPlan | None" = None  # Triton's kernels do it, without spans
 
 
 def plan_attention(
@@ -94,6 +100,12 @@ def plan_attention(
     paged = plan_paged(group, slot_mapping, block_table, context_lens, prefills, dtype)
     if paged is not None:
         return AttentionPlan(group, slot_mapping, num_decodes, {}, paged)
+    if backend.uses_triton(block_table):
+        from paceline.kernels.gpu.attention import plan_gpu
+
+        lens = (context_lens, max_context_len)
+        gpu = plan_gpu(group.num_heads, slot_mapping, block_table, *lens, prefills, windows)
+        return AttentionPlan(group, slot_mapping, num_decodes, {}, None, gpu)
     longest = max([max_context_len, *(context_len for _, context_len in prefills)])
     spans: dict[int, SpanPlan] = {}
     for window in windows:
@@ -111,7 +123,10 @@ def plan_attention(
 
 
 def write_kv(pool: torch.Tensor, layer: int, kv: torch.Tensor, plan: AttentionPlan) -> None:
-    """kv [T, 2 * heads, dim]: the new tokens' K heads, then V heads, into their slots."""
+    """kv [T, 2 * heads, dim]: the new tokens' K heads, then V heads, into their slots.
+
+    Not for a plan of Triton's kernels, which write while they rotate."""
+    assert plan.gpu is None
     if plan.paged is not None:
         write_paged(pool, layer, kv, plan.paged)
         return
@@ -131,6 +146,10 @@ def paged_attention(
     """query [T, query heads, dim] → the same shape; each token sees its context up to itself."""
     if plan.paged is not None:
         return attend_paged(query, pool, layer, plan.paged, scale, window, softcap)
+    if plan.gpu is not None:
+        from paceline.kernels.gpu.attention import attend
+
+        return attend(query, pool, layer, plan.gpu, scale, window, softcap)
     table = _table(pool, layer, plan.group)
     span = plan.spans[window]
     scores = Scores(scale, softcap)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional as F
 
-from paceline.kernels import native
+from paceline.kernels import backend, native
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
@@ -14,13 +14,18 @@ def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return F.gelu(x, approximate="tanh")
 
 
-_COMPILED: dict[Activation, int] = {F.silu: 0, gelu_tanh: 1}
+SILU, GELU_TANH = 0, 1  # what compiled code and kernels call them
+_COMPILED: dict[Activation, int] = {F.silu: SILU, gelu_tanh: GELU_TANH}
 
 
 def gated(gate_up: torch.Tensor, act: Activation) -> torch.Tensor:
     """[T, 2 · inner] → [T, inner]"""
     if act in _COMPILED and native.takes(gate_up):
         return gated_cpu(gate_up, act)
+    if act in _COMPILED and backend.uses_triton(gate_up):
+        from paceline.kernels.gpu import gate as gpu
+
+        return gpu.gated(gate_up, _COMPILED[act])
     gate, up = gate_up.chunk(2, dim=-1)
     return act(gate) * up
 

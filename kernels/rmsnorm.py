@@ -2,17 +2,36 @@
 
 import torch
 
-from paceline.kernels import native
+from paceline.kernels import backend, native
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
     """x [..., dim], weight [dim] → the type of x, rounded to that of the weight before it."""
+    if _fits_triton(x):
+        from paceline.kernels.gpu import rmsnorm
+
+        return rmsnorm.rms_norm(x, weight, epsilon)
     if weight.dim() == 1 and native.takes(x) and native.takes(weight):
         return rms_norm_cpu(x, weight, epsilon)
     wide = x.float()
     square_sum = (wide * wide).sum(dim=-1, keepdim=True)
     scale = square_sum.mul_(1 / x.shape[-1]).add_(epsilon).rsqrt_()
     return (wide * scale).to(weight.dtype).mul_(weight).to(x.dtype)
+
+
+def add_rms_norm(
+    residual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, epsilon: float
+) -> torch.Tensor:
+    """residual + rms_norm(x, weight, epsilon), new memory; all [T, dim]."""
+    if _fits_triton(x):
+        from paceline.kernels.gpu import rmsnorm
+
+        return rmsnorm.rms_norm(x, weight, epsilon, residual)
+    return rms_norm(x, weight, epsilon).add_(residual)
+
+
+def _fits_triton(x: torch.Tensor) -> bool:
+    return x.dim() == 2 and x.stride(1) == 1 and backend.uses_triton(x)
 
 
 def rms_norm_cpu(

@@ -8,13 +8,15 @@ Angles are made for the tokens of a step, not kept in a table: no memory grows w
 
 import torch
 
-from paceline.kernels import native
+from paceline.kernels import backend, native
 
 
 def rope_tables(
     positions: torch.Tensor, inv_freq: torch.Tensor, scaling: float, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(cos, sin) as `rotate_` takes them, each [T, 1, dim]; sin carries the sign of its half."""
+    if backend.uses_triton(positions):  # which rotate in float32
+        dtype = torch.float32
     angles = positions[:, None].float() * inv_freq
     cos, sin = angles.cos() * scaling, angles.sin() * scaling
     both = torch.cat((cos, cos, -sin, sin), dim=-1).to(dtype)[:, None]

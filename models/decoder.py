@@ -7,12 +7,13 @@ from typing import ClassVar, Protocol, Self
 import torch
 
 from paceline.core.kv_layout import KVLayout, PageGroup
-from paceline.kernels.attention import AttentionPlan, paged_attention, plan_attention, write_kv
-from paceline.kernels.rope import rope_tables, rotate_
+from paceline.kernels.attention import AttentionPlan, paged_attention, plan_attention
+from paceline.kernels.kv_write import HeadScale, prepare_heads
+from paceline.kernels.rope import rope_tables
 from paceline.models.base import ForwardBatch
 from paceline.models.config import ModelConfig
 from paceline.models.layers import LayerBuilder, Linear
-from paceline.models.norms import Norm, QueryKeyNorm
+from paceline.models.norms import Norm, WholeNorm
 from paceline.models.registry import ModelSource
 from paceline.models.rope import inverse_frequencies
 from paceline.models.weights import WeightReader
@@ -36,16 +37,19 @@ class Attention:
     """Self-attention of one layer, up to its output product."""
 
     def __init__(
-        self, qkv: Linear, config: ModelConfig, layer: int, norm: QueryKeyNorm | None = None
+        self,
+        qkv: Linear,
+        config: ModelConfig,
+        layer: int,
+        norm: HeadScale | WholeNorm | None = None,
     ) -> None:
         self.qkv = qkv
-        self.norm = norm
+        self.whole_norm = norm if isinstance(norm, WholeNorm) else None
+        self.head_scale = norm if isinstance(norm, HeadScale) else None
         self.layer = layer
         self.config = config.attentions[layer]
         rope = self.config.rope
         self.rope_index = None if rope is None else config.ropes.index(rope)
-        self.num_heads = config.num_heads
-        self.num_rotated = config.num_heads + config.num_kv_heads
         self.head_dim = config.head_dim
 
     def __call__(
@@ -57,13 +61,11 @@ class Attention:
     ) -> torch.Tensor:
         """[T, hidden] → [T, query heads × dim]; writes the KV of the new tokens."""
         qkv = self.qkv(hidden).view(hidden.shape[0], -1, self.head_dim)
-        if self.norm is not None:
-            self.norm.apply_(qkv)
-        if self.rope_index is not None:
-            cos, sin = tables[self.rope_index]
-            rotate_(qkv[:, : self.num_rotated, : cos.shape[-1]], cos, sin)
-        write_kv(pool, self.layer, qkv[:, self.num_heads :], plan)
-        query, config = qkv[:, : self.num_heads], self.config
+        if self.whole_norm is not None:
+            self.whole_norm.apply_(qkv)
+        rotation = None if self.rope_index is None else tables[self.rope_index]
+        query = prepare_heads(qkv, pool, self.layer, plan, rotation, self.head_scale)
+        config = self.config
         return paged_attention(
             query, pool, self.layer, plan, config.scale, config.window, config.softcap
         ).flatten(1)
@@ -124,7 +126,8 @@ class Decoder(ABC):
             if block is self.blocks[-1]:  # all KV is written: only rows with logits go on
                 if not len(batch.logits_rows):
                     return hidden.new_empty(0, self.vocab_size, dtype=torch.float32)
-                hidden, attended = hidden[batch.logits_rows], attended[batch.logits_rows]
+                if len(batch.logits_rows) < len(hidden):
+                    hidden, attended = hidden[batch.logits_rows], attended[batch.logits_rows]
             hidden = block.feed_forward(hidden, attended)
         logits = self.head(self.norm(hidden)).float()
         cap = self.config.logits_softcap

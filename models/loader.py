@@ -9,6 +9,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.kv_layout import ELEMENT_BYTES
 from paceline.core.model_files import eos_token_ids, read_json
 from paceline.core.serving_digest import serving_digest
+from paceline.kernels import backend
 from paceline.models.base import Model
 from paceline.models.fields import Fields
 from paceline.models.manifest import content_digest
@@ -28,14 +29,18 @@ def load_model(
     device: str = "cpu",
     dtype: str = "float32",
     max_context_length: int | None = None,
+    kernels: str = "auto",
     progress: Progress = lambda done, total: None,
 ) -> LoadedModel:
     """Reads config.json and weights under `folder`. Raises ConfigError naming what is wrong.
 
+    `kernels`: of a CUDA device, see kernels/backend.py; for all models of the process.
     `max_context_length` serves less than the model can, or a rope scaling further: models/rope.py.
     """
     if dtype not in ELEMENT_BYTES:
         raise ConfigError("dtype", dtype, f"must be one of {', '.join(ELEMENT_BYTES)}")
+    if torch.device(device).type == "cuda":
+        backend.select(kernels)
     fields = Fields(read_json(folder / "config.json"))
     architecture, found = find_model(fields)
     source = ModelSource(

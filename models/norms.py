@@ -1,22 +1,16 @@
-"""Norms of whole rows, and of the query and key heads of an attention."""
+"""Norms of whole rows, and of all query and key heads of an attention."""
 
 from typing import Protocol
 
 import torch
 from torch.nn import functional as F
 
-from paceline.kernels.rmsnorm import rms_norm
+from paceline.kernels.rmsnorm import add_rms_norm, rms_norm
 
 
 class Norm(Protocol):
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden] → [T, hidden]"""
-        ...
-
-
-class QueryKeyNorm(Protocol):
-    def apply_(self, qkv: torch.Tensor) -> None:
-        """qkv [T, query, key and value heads, dim]: normalises queries and keys in place."""
         ...
 
 
@@ -33,6 +27,10 @@ class RMSNorm:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return rms_norm(x, self.weight, self.epsilon)
 
+    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """residual + the norm of x, new memory."""
+        return add_rms_norm(residual, x, self.weight, self.epsilon)
+
 
 class LayerNorm:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor, epsilon: float) -> None:
@@ -44,25 +42,6 @@ class LayerNorm:
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.epsilon)
 
 
-class HeadNorm:
-    """RMS norm of each query head and each key head."""
-
-    def __init__(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        num_heads: int,
-        num_kv_heads: int,
-        epsilon: float,
-    ) -> None:
-        self.weight = torch.cat((query.expand(num_heads, -1), key.expand(num_kv_heads, -1)))
-        self.epsilon = epsilon
-
-    def apply_(self, qkv: torch.Tensor) -> None:
-        heads = qkv[:, : len(self.weight)]
-        heads.copy_(rms_norm(heads, self.weight, self.epsilon))
-
-
 class WholeNorm:
     """RMS norm over all query heads, and over all key heads."""
 
@@ -71,6 +50,7 @@ class WholeNorm:
         self.epsilon = epsilon
 
     def apply_(self, qkv: torch.Tensor) -> None:
+        """qkv [T, query, key and value heads, dim]: normalises queries and keys in place."""
         num_tokens, dim = qkv.shape[0], qkv.shape[2]
         first = 0
         for weight in self.parts:

@@ -11,12 +11,13 @@ from typing import ClassVar
 
 import torch
 
+from paceline.kernels.kv_write import HeadScale
 from paceline.models.base import ForwardBatch
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Attention, Decoder
 from paceline.models.layers import ACTIVATIONS, LayerBuilder, Linear
 from paceline.models.mlp import MLP, GatedMLP
-from paceline.models.norms import HeadNorm, NoNorm, Norm, QueryKeyNorm, RMSNorm, WholeNorm
+from paceline.models.norms import NoNorm, Norm, RMSNorm, WholeNorm
 from paceline.models.registry import ModelSource
 
 
@@ -42,17 +43,17 @@ class TransformerBlock:
     mlp: MLP
     norm_1: Norm
     norm_2: Norm
-    after_attention: Norm | None
-    after_mlp: Norm | None
+    after_attention: RMSNorm | None
+    after_mlp: RMSNorm | None
 
     def feed_forward(self, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         if self.after_attention is None:
             hidden = self.out.add_to(hidden, attended)
         else:
-            hidden = hidden + self.after_attention(self.out(attended))
+            hidden = self.after_attention.add_to(hidden, self.out(attended))
         if self.after_mlp is None:
             return self.mlp.add_to(hidden, self.norm_2(hidden))
-        return hidden.add_(self.after_mlp(self.mlp(self.norm_2(hidden))))
+        return self.after_mlp.add_to(hidden, self.mlp(self.norm_2(hidden)))
 
 
 class Transformer(Decoder):
@@ -98,7 +99,7 @@ class Transformer(Decoder):
         qkv = build.linear(names, config.hidden_size, sizes, config.qkv_bias)
         return Attention(qkv, config, layer, self.query_key_norm(build, name))
 
-    def query_key_norm(self, build: LayerBuilder, name: str) -> QueryKeyNorm | None:
+    def query_key_norm(self, build: LayerBuilder, name: str) -> HeadScale | WholeNorm | None:
         kind, config = self.wiring.query_key_norm, self.config
         if not kind:
             return None
@@ -110,7 +111,8 @@ class Transformer(Decoder):
         )
         if kind == "whole":
             return WholeNorm(query, key, config.norm_epsilon)
-        return HeadNorm(query, key, *heads, config.norm_epsilon)
+        weight = torch.cat((query.expand(heads[0], -1), key.expand(heads[1], -1)))
+        return HeadScale(weight, config.norm_epsilon)
 
     def mlp(self, build: LayerBuilder, layer: int, name: str) -> MLP:
         """`name`: of the layer."""

@@ -23,7 +23,7 @@ def test_logits_equal_those_of_the_cpu(tmp_path: Path, family: str, way: str) ->
     folder = TINY_WRITERS[family](tmp_path)
     expected = logits(load_model(folder).model, TOKENS, way)
     found = logits(load_model(folder, device="cuda").model, TOKENS, way, "cuda")
-    torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=1e-3)
+    torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=4e-3)
 
 
 @pytest.mark.parametrize("family", TINY_WRITERS)

@@ -1,6 +1,7 @@
 """The folders at the top are importable only as paceline.*, and the wheel is whole."""
 
 import importlib
+import importlib.util
 import os
 import pkgutil
 import subprocess
@@ -43,6 +44,8 @@ def test_no_top_level_name_leaks_to_an_installed_program() -> None:
 def test_every_module_imports() -> None:
     names = [module.name for module in pkgutil.walk_packages(paceline.__path__, "paceline.")]
     assert len(names) > 50
+    if importlib.util.find_spec("triton") is None:  # an extra; only kernels/gpu needs it
+        names = [name for name in names if not name.startswith("paceline.kernels.gpu.")]
     for name in names:
         importlib.import_module(name)
 

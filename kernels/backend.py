@@ -1,0 +1,70 @@
+"""Who computes on a CUDA device: Triton's kernels or torch. Chosen here, once a process.
+
+Every operation in this package has a torch path, which also runs where Triton does not; a module
+asks `uses_triton` and imports its kernel from `paceline.kernels.gpu` only then.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import structlog
+
+from paceline.core.errors import ConfigError
+
+if TYPE_CHECKING:  # a process that only copies pages never loads torch
+    import torch
+
+BACKENDS = ("auto", "triton", "torch")
+_OLDEST = (8, 0)  # compute capability with matrix units for bfloat16
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    name: str  # triton or torch
+    reason: str
+
+
+_wanted = "auto"
+
+
+def select(wanted: str) -> Choice:
+    """For the whole process. Raises ConfigError for what cannot be had."""
+    global _wanted
+    choice = choose(wanted)
+    if choice.name != wanted:
+        log.info("kernels chosen", kernels=choice.name, reason=choice.reason)
+    _wanted = wanted
+    return choice
+
+
+@functools.cache
+def choose(wanted: str) -> Choice:
+    ConfigError.check("kernels", wanted, wanted in BACKENDS, f"must be one of {BACKENDS}")
+    if wanted == "torch":
+        return Choice("torch", "asked for")
+    problem = _problem()
+    if wanted == "triton":
+        ConfigError.check("kernels", wanted, not problem, problem)
+        return Choice("triton", "asked for")
+    # On an H200 a decode step of SmolLM2-135M takes a third of the time: docs/performance.md.
+    return Choice("torch", problem) if problem else Choice("triton", "faster in every measurement")
+
+
+def uses_triton(tensor: torch.Tensor) -> bool:
+    return tensor.is_cuda and choose(_wanted).name == "triton"
+
+
+def _problem() -> str:
+    """Why Triton cannot be used; empty when it can."""
+    import torch
+
+    if find_spec("triton") is None:
+        return "triton is not installed"
+    capability = torch.cuda.get_device_capability()
+    return "" if capability >= _OLDEST else f"compute capability {capability} is below {_OLDEST}"

@@ -1,0 +1,264 @@
+"""Attention of decode sequences, one query each, over a paged pool, split over the context.
+
+    plan      once a step: cuts each sequence's context into at most MAX_SPLITS items
+    attend    each (item, KV head): the softmax of its scores times its values, and log2 of its sum
+    merge     weighs the items of a sequence that has several
+
+The grid does not depend on contexts: programs share the items out among themselves, so a captured
+step serves any contexts. The group of query heads that share a KV head is one matrix product.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from paceline.core.kv_layout import PAGE_TOKENS
+from paceline.kernels.gpu.launch import num_processors, power_of_two
+
+MAX_SPLITS = 32  # of a sequence
+# Fewest tokens of an item by (sequence, KV head) pairs: few pairs need many items to fill a card,
+# and an item costs a start and a part to merge. H200, 1024 tokens each: 1 sequence of 8 heads
+# takes 7.9 µs with 64, 9.8 with 128; 8 take 19.6 and 17.4; 64 read 3.4, 3.5, 3.9 TB/s with 256,
+# 512, 1024.
+_MIN_SPLITS = ((512, 1024), (256, 512), (17, 128), (0, 64))
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    keys: int
+    warps: int
+    stages: int
+    programs: int  # a multiprocessor
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeItems:
+    """Of the layers of one window."""
+
+    window: int  # 0: none
+    starts: torch.Tensor  # [D + 1] int32: the first item of each sequence
+    items: torch.Tensor  # int32: sequence · MAX_SPLITS + split
+    min_split: int
+    is_split: bool  # whether any sequence may have several items
+
+
+@triton.jit
+def _split_len(num_tokens, MIN_SPLIT: tl.constexpr, MAX: tl.constexpr):
+    """Tokens of an item of a sequence that sees `num_tokens`."""
+    even = (num_tokens + MAX * 64 - 1) // (MAX * 64) * 64
+    return tl.maximum(even, MIN_SPLIT)
+
+
+@triton.jit
+def _plan_kernel(
+    context_lens,
+    starts,
+    items,
+    num_sequences,
+    window,
+    MIN_SPLIT: tl.constexpr,
+    MAX: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+):
+    i_b = tl.program_id(0)
+    o_b = tl.arange(0, BLOCK_B)
+    lens = tl.load(context_lens + o_b, mask=o_b < num_sequences, other=0).to(tl.int32)
+    lens = tl.where(window > 0, tl.minimum(lens, window), lens)
+    size = _split_len(lens, MIN_SPLIT, MAX)
+    counts = (lens + size - 1) // size
+    start = tl.sum(tl.where(o_b < i_b, counts, 0), axis=0)
+    count = tl.sum(tl.where(o_b == i_b, counts, 0), axis=0)
+    tl.store(starts + i_b, start)
+    tl.store(starts + num_sequences, start + count, mask=i_b == num_sequences - 1)
+    o_s = tl.arange(0, MAX)
+    tl.store(items + start + o_s, i_b * MAX + o_s, mask=o_s < count)
+
+
+@triton.jit
+def _attend_kernel(
+    query,
+    pool,
+    out,
+    parts,
+    sums,
+    block_table,
+    context_lens,
+    starts,
+    items,
+    num_sequences,
+    window,
+    scale,
+    softcap,
+    query_stride,
+    table_stride,
+    page_stride,
+    layer_offset,
+    plane_stride,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    CAPPED: tl.constexpr,
+    MIN_SPLIT: tl.constexpr,
+    MAX: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    o_g = tl.arange(0, BLOCK_G)
+    o_d = tl.arange(0, BLOCK_D)
+    m_g = (o_g < GROUP)[:, None] & (o_d < DIM)[None, :]
+    num_items = tl.load(starts + num_sequences)
+    for i in range(tl.program_id(0), num_items * NUM_KV_HEADS, tl.num_programs(0)):
+        i_item, i_h = i // NUM_KV_HEADS, i % NUM_KV_HEADS
+        packed = tl.load(items + i_item)
+        i_b, i_s = (packed // MAX).to(tl.int64), packed % MAX
+        context_len = tl.load(context_lens + i_b).to(tl.int32)
+        first = tl.where(window > 0, tl.maximum(context_len - window, 0), 0)
+        size = _split_len(context_len - first, MIN_SPLIT, MAX)
+        begin = first + i_s * size
+        end = tl.minimum(begin + size, context_len)
+        p_query = query + i_b * query_stride + (i_h * GROUP + o_g[:, None]) * DIM + o_d[None, :]
+        b_q = tl.load(p_query, mask=m_g, other=0.0)
+        p_cells = pool + layer_offset + i_h * (PAGE * DIM)
+        top = tl.full([BLOCK_G], float("-inf"), tl.float32)
+        total = tl.zeros([BLOCK_G], tl.float32)
+        b_o = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+        for n in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
+            o_n = n + tl.arange(0, BLOCK_N)
+            m_n = o_n < end
+            page = tl.load(block_table + i_b * table_stride + o_n // PAGE, mask=m_n, other=0)
+            rows = page.to(tl.int64) * page_stride + o_n % PAGE * DIM
+            p_kv = p_cells + rows[:, None] + o_d[None, :]
+            m_kv = m_n[:, None] & (o_d < DIM)[None, :]
+            b_k = tl.load(p_kv, mask=m_kv, other=0.0)
+            b_v = tl.load(p_kv + plane_stride, mask=m_kv, other=0.0)
+            b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee") * scale
+            if CAPPED:
+                b_s = softcap * (1 - 2 / (tl.exp(2 * b_s / softcap) + 1))
+            b_s = tl.where(m_n[None, :], b_s * LOG2_E, float("-inf"))
+            above = tl.maximum(top, tl.max(b_s, axis=1))
+            b_p = tl.exp2(b_s - above[:, None])
+            shrink = tl.exp2(top - above)
+            total = total * shrink + tl.sum(b_p, axis=1)
+            b_o = tl.dot(b_p.to(b_v.dtype), b_v, b_o * shrink[:, None], input_precision="ieee")
+            top = above
+        b_o = b_o / total[:, None]
+        is_whole = tl.load(starts + i_b + 1) - tl.load(starts + i_b) == 1
+        o_row = i_h * GROUP + o_g
+        p_out = out + (i_b * NUM_KV_HEADS * GROUP + o_row[:, None]) * DIM + o_d[None, :]
+        tl.store(p_out, b_o.to(out.dtype.element_ty), mask=m_g & is_whole)
+        o_part = (i_item * (NUM_KV_HEADS * GROUP) + o_row).to(tl.int64)
+        m_part = m_g & (is_whole == 0)
+        tl.store(parts + o_part[:, None] * DIM + o_d[None, :], b_o, mask=m_part)
+        tl.store(sums + o_part, top + tl.log2(total), mask=(o_g < GROUP) & (is_whole == 0))
+
+
+@triton.jit
+def _merge_kernel(
+    parts,
+    sums,
+    starts,
+    out,
+    NUM_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    MAX: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    i_b, i_h = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    start = tl.load(starts + i_b).to(tl.int64)
+    count = tl.load(starts + i_b + 1) - start
+    if count > 1:
+        o_s = tl.arange(0, MAX)
+        o_d = tl.arange(0, BLOCK_D)
+        o_part = (start + o_s) * NUM_HEADS + i_h
+        b_sum = tl.load(sums + o_part, mask=o_s < count, other=float("-inf"))
+        b_w = tl.exp2(b_sum - tl.max(b_sum, axis=0))
+        m_part = (o_s < count)[:, None] & (o_d < DIM)[None, :]
+        b_part = tl.load(parts + o_part[:, None] * DIM + o_d[None, :], mask=m_part, other=0.0)
+        b_o = tl.sum(b_part * b_w[:, None], axis=0) / tl.sum(b_w, axis=0)
+        p_out = out + (i_b * NUM_HEADS + i_h) * DIM + o_d
+        tl.store(p_out, b_o.to(out.dtype.element_ty), mask=o_d < DIM)
+
+
+def plan_items(
+    context_lens: torch.Tensor, max_context_len: int, num_kv_heads: int, window: int
+) -> DecodeItems:
+    """`context_lens` [D] of the decode sequences; `max_context_len` bounds them."""
+    num_sequences = len(context_lens)
+    num_pairs = num_sequences * num_kv_heads
+    min_split = next(size for least, size in _MIN_SPLITS if num_pairs >= least)
+    longest = min(max_context_len, window) if window else max_context_len
+    most = min(MAX_SPLITS, triton.cdiv(longest, min_split))
+    starts, items = (
+        torch.empty(size, dtype=torch.int32, device=context_lens.device)
+        for size in (num_sequences + 1, num_sequences * most)
+    )
+    _plan_kernel[(num_sequences,)](
+        *(context_lens, starts, items, num_sequences, window),
+        MIN_SPLIT=min_split,
+        MAX=MAX_SPLITS,
+        BLOCK_B=power_of_two(num_sequences),
+    )
+    return DecodeItems(window, starts, items, min_split, most > 1)
+
+
+def tiling(head_dim: int, element_size: int) -> Tiling:
+    """As measured on an H200 for 128 numbers of 2 bytes, see docs/performance.md."""
+    if power_of_two(head_dim) * element_size <= 256:
+        return Tiling(64, 2, 2, 8)
+    return Tiling(32, 4, 2, 4)
+
+
+def attend_decodes(
+    query: torch.Tensor,
+    out: torch.Tensor,
+    pool: torch.Tensor,
+    layer: int,
+    block_table: torch.Tensor,
+    context_lens: torch.Tensor,
+    plan: DecodeItems,
+    scale: float,
+    softcap: float,
+    tiles: Tiling | None = None,
+) -> None:
+    """query, out [D, query heads, dim], their heads dense; pool [pages, layers, planes, KV heads,
+    tokens, dim], whose pages are dense."""
+    num_sequences, num_heads, dim = query.shape
+    num_kv_heads = pool.shape[3]
+    num_items = len(plan.items) if plan.is_split else 1
+    parts = torch.empty((num_items, num_heads, dim), dtype=torch.float32, device=query.device)
+    sums = torch.empty((num_items, num_heads), dtype=torch.float32, device=query.device)
+    block_d = power_of_two(dim)
+    t = tiles or tiling(dim, pool.element_size())
+    programs = min(len(plan.items) * num_kv_heads, t.programs * num_processors(query.device))
+    _attend_kernel[(programs,)](
+        *(query, pool, out, parts, sums, block_table, context_lens, plan.starts, plan.items),
+        *(num_sequences, plan.window, scale, softcap, query.stride(0), block_table.stride(0)),
+        *(pool.stride(0), layer * pool.stride(1), pool.stride(2)),
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=num_heads // num_kv_heads,
+        DIM=dim,
+        CAPPED=softcap > 0,
+        MIN_SPLIT=plan.min_split,
+        MAX=MAX_SPLITS,
+        PAGE=PAGE_TOKENS,
+        BLOCK_G=power_of_two(num_heads // num_kv_heads),
+        BLOCK_D=block_d,
+        BLOCK_N=t.keys,
+        STAGES=t.stages,
+        num_warps=t.warps,
+    )
+    if plan.is_split:
+        _merge_kernel[(num_sequences, num_heads)](
+            *(parts, sums, plan.starts, out),
+            NUM_HEADS=num_heads,
+            DIM=dim,
+            MAX=MAX_SPLITS,
+            BLOCK_D=block_d,
+            num_warps=2,
+        )

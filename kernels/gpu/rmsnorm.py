@@ -1,0 +1,51 @@
+"""Root mean square norm, one program a row; may add the result to a residual.
+
+    y = x / sqrt(mean(x²) + epsilon) · weight    (+ residual)
+
+Statistics in float32; rounded to the type of the weight before it is multiplied, as in torch.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from paceline.kernels.gpu.launch import power_of_two
+
+MAX_SIZE = 16384  # numbers of a row, which is held in registers
+
+
+@triton.jit
+def _kernel(
+    x, weight, residual, out, stride, size, epsilon, ADD: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    o_x = tl.arange(0, BLOCK)
+    m_x = o_x < size
+    b_x = tl.load(x + row * stride + o_x, mask=m_x, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(b_x * b_x, axis=0) / size + epsilon)
+    b_w = tl.load(weight + o_x, mask=m_x, other=0.0)
+    b_y = ((b_x * scale).to(b_w.dtype).to(tl.float32) * b_w.to(tl.float32)).to(b_w.dtype)
+    b_y = b_y.to(out.dtype.element_ty)
+    if ADD:
+        b_r = tl.load(residual + row * size + o_x, mask=m_x, other=0.0).to(tl.float32)
+        b_y = (b_y.to(tl.float32) + b_r).to(out.dtype.element_ty)
+    tl.store(out + row * size + o_x, b_y, mask=m_x)
+
+
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, epsilon: float, residual: torch.Tensor | None = None
+) -> torch.Tensor:
+    """x [T, size] with dense rows, weight [size], residual [T, size] dense → new memory."""
+    num_rows, size = x.shape
+    out = torch.empty((num_rows, size), dtype=x.dtype, device=x.device)
+    if not num_rows:
+        return out
+    block = power_of_two(size)
+    add = residual is not None
+    _kernel[(num_rows,)](
+        *(x, weight, residual if add else x, out, x.stride(0), size, epsilon),
+        ADD=add,
+        BLOCK=block,
+        num_warps=min(8, max(1, block // 512)),
+    )
+    return out

@@ -1,0 +1,73 @@
+"""Decode attention against its definition: lengths about the edges of items, memory full of NaN."""
+
+import pytest
+import torch
+
+from paceline.core.kv_layout import PageGroup
+from paceline.kernels.attention import paged_attention_reference
+from tests.gpu.kernels.pools import filled
+
+gpu = pytest.importorskip("paceline.kernels.gpu.decode_attention")
+LAYER, SCALE = 1, 0.3
+TOLERANCE = {"float32": 1e-5, "float16": 3e-3, "bfloat16": 2e-2}
+
+
+def compare(
+    device: torch.device,
+    group: PageGroup,
+    num_heads: int,
+    contexts: list[int],
+    window: int = 0,
+    softcap: float = 0.0,
+) -> None:
+    if group.dtype == "bfloat16" and device.type == "cpu":
+        pytest.skip("the interpreter multiplies no bfloat16")
+    spans = [(1, context) for context in contexts]
+    state = filled(group, spans, device, window)
+    dtype = state.pool.dtype
+    wide = torch.randn(len(spans), num_heads + 2, group.head_dim).to(device, dtype)
+    query = wide[:, :num_heads]
+    out = torch.full(query.shape, float("nan"), dtype=dtype, device=device)
+    plan = gpu.plan_items(state.context_lens, max(contexts) + 40, group.num_heads, window)
+    gpu.attend_decodes(
+        *(query, out, state.pool, LAYER, state.block_table, state.context_lens),
+        *(plan, SCALE, softcap),
+    )
+    expected = paged_attention_reference(
+        query.float().cpu(), state.pool.float().cpu(), LAYER, state.tables, spans, SCALE,
+        window, softcap,
+    )  # fmt: skip
+    tolerance = TOLERANCE[group.dtype]
+    torch.testing.assert_close(out.float().cpu(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("softcap", [0.0, 0.7])
+@pytest.mark.parametrize("window", [0, 1, 5, 17, 130])
+@pytest.mark.parametrize("contexts", [[1], [17, 1, 64, 33], [128, 129, 127, 300, 16]])
+def test_equals_the_definition(
+    device: torch.device, contexts: list[int], window: int, softcap: float
+) -> None:
+    compare(device, PageGroup("full", 3, 2, 8), 6, contexts, window, softcap)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "dim"), [(9, 3, 64), (2, 2, 96), (17, 1, 16), (4, 1, 256)]
+)
+def test_shapes_of_heads(
+    device: torch.device, num_heads: int, num_kv_heads: int, dim: int, dtype: str
+) -> None:
+    compare(device, PageGroup("full", 2, num_kv_heads, dim, dtype), num_heads, [40, 150])
+
+
+def test_a_long_context_has_no_more_items_than_can_be_merged(device: torch.device) -> None:
+    contexts = [gpu.MAX_SPLITS * 128 + 70, 3]  # 4166: items of 192
+    compare(device, PageGroup("full", 2, 1, 8), 2, contexts)
+    lens = torch.tensor(contexts, device=device)
+    plan = gpu.plan_items(lens, 1 << 17, 1, 0)
+    assert plan.starts.tolist() == [0, 22, 23]
+
+
+def test_many_sequences(device: torch.device) -> None:
+    contexts = [1 + 7 * i % 40 for i in range(513)] if device.type == "cuda" else [3] * 40
+    compare(device, PageGroup("full", 2, 2, 8), 4, contexts)
