@@ -22,7 +22,7 @@ test: venv ## fast tests, on the CPU
 test-slow: venv ## real model, many processes
 	$(BIN)/pytest -m slow $(ARGS)
 
-soak: venv ## full-length waits
+soak: venv ## ten minutes of load and faults; PACELINE_SOAK_S=60 for one
 	$(BIN)/pytest -m soak $(ARGS)
 
 check: venv ## format, lint, types, import contracts, proto drift, sizes

@@ -1,6 +1,7 @@
 """One rank process and what dies with it: its page pool, its incarnation, its link."""
 
 import asyncio
+import contextlib
 import os
 import secrets
 import sys
@@ -49,11 +50,14 @@ class RankProcess:
             self.process.kill()
 
     async def close(self) -> None:
-        """Ends the process and frees the pool once no copy holds `memory` any more."""
+        """Ends the process and frees the pool, at once unless a copy still holds `memory`."""
         self.kill()
         await self.process.wait()
         await self.link.close()
         os.close(self.pool_fd)
+        if self.memory is not None:
+            with contextlib.suppress(BufferError):
+                self.memory.release()  # what still refers to it waits for a garbage collection
 
 
 async def launch(config: WorkerConfig) -> RankProcess:

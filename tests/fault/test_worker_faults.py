@@ -82,6 +82,12 @@ async def test_a_killed_rank_is_noticed_and_replaced(workers: dict[str, WorkerPr
             whole = await reader.run(request).until_ended()
             assert split.output() == whole.output()
     await wait(lambda: is_free(prefill) and is_free(decode), 5)
+    assert num_pools_mapped_writable(prefill.pid) == 1, "the pool of the dead one is freed"
+
+
+def num_pools_mapped_writable(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return sum(" rw-s " in line and "memfd:paceline-kv" in line for line in lines)
 
 
 async def test_a_stalled_rank_is_noticed_and_replaced(workers: dict[str, WorkerProcess]) -> None:
