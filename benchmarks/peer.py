@@ -1,0 +1,31 @@
+"""Runs a script of benchmarks/peers under the interpreter of that peer's own environment."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+from benchmarks.common import ROOT, show
+
+SCRIPTS = ROOT / "benchmarks" / "peers"
+INTERPRETERS = {"vllm_cpu": "PACELINE_PEER_VLLM", "llama_cpp": "PACELINE_PEER_LLAMA"}
+TIMEOUT_S = 1800.0
+
+
+def peer_figures(name: str, *arguments: str) -> dict[str, float]:
+    """Raises SystemExit, saying what to do, where the peer is not installed or fails."""
+    variable = INTERPRETERS[name]
+    interpreter = os.environ.get(variable, "")
+    if not Path(interpreter).is_file():
+        raise SystemExit(
+            f"{variable} must name a Python that has the peer; see {SCRIPTS}/README.md"
+        )
+    show(f"peer {name}")
+    script = str(SCRIPTS / f"{name}.py")
+    done = subprocess.run(
+        [interpreter, script, *arguments], stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S
+    )
+    if done.returncode:
+        raise SystemExit(f"peer {name} failed with status {done.returncode}")
+    figures: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+    return figures
