@@ -1,6 +1,9 @@
 """The Helm chart, rendered by Helm, checked against Kubernetes' schemas and our configuration."""
 
 import dataclasses
+import itertools
+import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from paceline.router.config import RouterConfig
 from paceline.worker.config import WorkerConfig
 
 CHART = Path(__file__).parents[3] / "deploy" / "helm" / "paceline"
+README = (CHART / "README.md").read_text()
 SERVICES = ("gateway", "router", "prefill", "decode")
 CONFIGS = {
     "gateway": GatewayConfig,
@@ -197,3 +201,46 @@ def test_names_fit_together(render: Render) -> None:
 def test_wrong_values_are_refused(render: Render, values: Manifest) -> None:
     with pytest.raises(helm.HelmValuesError):
         render(**values)
+
+
+def test_what_workers_compile_and_cache_has_a_place(render: Render) -> None:
+    manifests = render()
+    for role in ("prefill", "decode"):
+        mounts = {m["mountPath"]: m for m in container(manifests, role)["volumeMounts"]}
+        assert "readOnly" not in mounts[environment(manifests, role)["HOME"]]
+
+
+def test_the_page_names_every_value_and_no_other() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    known = set()
+    for section, fields in values.items():
+        for name in fields:
+            known.add(f"{section}.{name}")
+    table = [line for line in README.splitlines() if line.startswith("| `")]
+    named = {name for line in table for name in re.findall(r"`([\w.]+)`", line.split("|")[1])}
+    expanded = set()
+    for name in named:
+        section, _, field = name.partition(".")
+        sections = {"SERVICE": SERVICES, "WORKER": ("prefill", "decode")}.get(section, (section,))
+        expanded |= {f"{one}.{field}" for one in sections}
+    assert expanded == known
+
+
+def test_the_install_command_of_the_page_renders(render: Render) -> None:
+    command = README[README.index("helm install") :].split("\n\n")[0].replace("\\\n", " ")
+    _, _, release, chart, *options = shlex.split(command)
+    assert (CHART.parents[2] / chart) == CHART and release == "paceline"
+    values: Manifest = {}
+    for flag, given in itertools.pairwise(options):
+        if flag == "--set":
+            path, _, value = given.partition("=")
+            *parents, last = path.split(".")
+            place = values
+            for part in parents:
+                place = place.setdefault(part, {})
+            place[last] = value
+    manifests = render(**values)
+    assert environment(manifests, "decode")["PACELINE_WORKER_MODEL"] == values["model"]["path"]
+    for manifest in manifests:
+        kubernetes_validate.validate(manifest, "1.30", strict=True)
+    assert "service/paceline-gateway 8000" in README

@@ -140,6 +140,7 @@ spec:
             - name: PACELINE_WORKER_ADVERTISE_HOST
               valueFrom:
                 fieldRef: {fieldPath: status.podIP}
+            - {name: HOME, value: /tmp} # caches of compiled kernels; the root is read-only
             {{- $context := dict "root" .root "prefix" "PACELINE_WORKER_" "settings" $settings }}
             {{- include "paceline.environment" $context | nindent 12 }}
             {{- include "paceline.redis" $context | nindent 12 }}
