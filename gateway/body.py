@@ -14,7 +14,7 @@ from paceline.gateway.openai_types import NEUTRAL, SamplingFields
 R = TypeVar("R", bound=SamplingFields)
 
 _UNKNOWN_FIELD = re.compile(r"unknown field `(.*?)`")
-_AT = re.compile(r" - at `\$\.?(.*?)`$")
+_AT = re.compile(r" - at (?:`key` in )?`\$\.?(.*?)`$")
 _MISSING = re.compile(r"missing required field `(.*?)`")
 
 

@@ -10,6 +10,7 @@ from paceline.gateway.chat_answer import ChatAnswer
 from paceline.gateway.jobs import Job, make_prompt
 from paceline.gateway.openai_types import ChatMessage, ChatRequest, ContentPart
 from paceline.gateway.prepared import PreparedRequest, answer_options, wishes_of
+from paceline.gateway.prompt_logprobs import PromptLogprobsText
 from paceline.gateway.sampling_intake import (
     checked_priority,
     fit_context,
@@ -31,7 +32,7 @@ async def prepare_chat(
     if max_tokens is None:
         max_tokens = request.max_tokens
     wishes = wishes_of(request, max_tokens, _num_logprobs(request))
-    params = sampling_params(wishes, model)
+    params = await sampling_params(wishes, model, serving.text)
     stops = stop_automata(wishes.stop, serving.config.max_stop_strings)
     priority = checked_priority(wishes.priority)
     messages = _template_messages(request.messages, has_developer=serving.text.has_developer_role)
@@ -52,6 +53,7 @@ async def prepare_chat(
         AnswerHead("chatcmpl", model.name),
         params.n,
         serving.text.token_bytes if params.num_logprobs >= 0 else None,
+        PromptLogprobsText(serving.text.token_bytes) if params.num_prompt_logprobs >= 0 else None,
         has_usage=options.has_usage,
         has_timing=options.has_timing,
     )

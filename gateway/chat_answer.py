@@ -8,24 +8,27 @@ from paceline.gateway.answer import SSE_DONE, AnswerHead, frame_tail, timing, us
 from paceline.gateway.choice import Choice, Delta
 from paceline.gateway.generation import Generation
 from paceline.gateway.logprobs import TokenBytes, chat_entries
+from paceline.gateway.prompt_logprobs import PromptLogprobsText
 
 _CHUNK = "chat.completion.chunk"
 
 
 class ChatAnswer:
-    """See Answer. `token_bytes` is given when logprobs were asked for."""
+    """See Answer. `token_bytes` and `prompt` are given when logprobs of either were asked for."""
 
     def __init__(
         self,
         head: AnswerHead,
         num_choices: int,
         token_bytes: TokenBytes | None,
+        prompt: PromptLogprobsText | None,
         *,
         has_usage: bool,
         has_timing: bool,
     ) -> None:
         self._head = head
         self._token_bytes = token_bytes
+        self._prompt = prompt
         self._has_usage = has_usage
         self._has_timing = has_timing
         self._prefix = head.sse_prefix(_CHUNK)
@@ -53,6 +56,10 @@ class ChatAnswer:
         return last + SSE_DONE
 
     def collect(self, choice: Choice, delta: Delta) -> None:
+        if delta.prompt_logprobs is not None:
+            if self._prompt is not None:
+                self._prompt.add(delta.prompt_logprobs)
+            return
         self._texts[choice.index].append(delta.text)
         if self._token_bytes is not None:
             self._entries[choice.index] += chat_entries(delta, self._token_bytes)
@@ -62,7 +69,10 @@ class ChatAnswer:
     def whole(self, generation: Generation) -> bytes:
         choices = [self._whole_choice(index) for index in range(len(self._texts))]
         content = self._head.fields("chat.completion")
-        return orjson.dumps(content | {"choices": choices, "usage": usage(generation)})
+        content |= {"choices": choices, "usage": usage(generation)}
+        if self._prompt is not None:
+            content["prompt_logprobs"] = self._prompt.content()
+        return orjson.dumps(content)
 
     def _whole_choice(self, index: int) -> dict[str, Any]:
         text = "".join(self._texts[index])

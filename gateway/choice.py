@@ -8,7 +8,7 @@ from paceline.core.finish import FinishReason
 from paceline.gateway.detokenizer import Detokenizer
 from paceline.gateway.stop_strings import StopAutomaton, StopMatcher
 from paceline.rpc.convert import finish_from_proto
-from paceline.v1.common_pb2 import Emission, PositionLogprobs
+from paceline.v1.common_pb2 import Emission, PositionLogprobs, PromptLogprobs
 
 
 @dataclass(slots=True)
@@ -21,6 +21,7 @@ class Delta:
     logprobs: Sequence[PositionLogprobs] = ()
     finish: FinishReason | None = None
     emitted_unix_us: int = 0
+    prompt_logprobs: PromptLogprobs | None = None  # a part; there is nothing else then
 
 
 class Choice:

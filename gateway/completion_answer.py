@@ -8,24 +8,29 @@ from paceline.gateway.answer import SSE_DONE, AnswerHead, frame_tail, timing, us
 from paceline.gateway.choice import Choice, Delta
 from paceline.gateway.generation import Generation
 from paceline.gateway.logprobs import CompletionLogprobs, TokenBytes
+from paceline.gateway.prompt_logprobs import PromptLogprobsText
 
 _OBJECT = "text_completion"
 
 
 class CompletionAnswer:
-    """See Answer. `token_bytes` is given when logprobs were asked for."""
+    """See Answer. `token_bytes` and `prompts`, one for each prompt, are given when logprobs of
+    either were asked for."""
 
     def __init__(
         self,
         head: AnswerHead,
         num_choices: int,
         token_bytes: TokenBytes | None,
+        prompts: list[PromptLogprobsText],
         *,
         has_usage: bool,
         has_timing: bool,
     ) -> None:
         self._head = head
         self._token_bytes = token_bytes
+        self._prompts = prompts
+        self._num_choices = num_choices
         self._has_usage = has_usage
         self._has_timing = has_timing
         self._prefix = head.sse_prefix(_OBJECT)
@@ -63,6 +68,10 @@ class CompletionAnswer:
         return last + SSE_DONE
 
     def collect(self, choice: Choice, delta: Delta) -> None:
+        if delta.prompt_logprobs is not None:
+            if self._prompts:
+                self._prompt_of(choice.index).add(delta.prompt_logprobs)
+            return
         self._texts[choice.index].append(delta.text)
         if self._token_bytes is not None:
             self._logprobs[choice.index].add(delta)
@@ -76,9 +85,16 @@ class CompletionAnswer:
 
     def _whole_choice(self, index: int) -> dict[str, Any]:
         has_logprobs = self._token_bytes is not None
-        return {
+        content = {
             "index": index,
             "text": "".join(self._texts[index]),
             "logprobs": self._logprobs[index].content() if has_logprobs else None,
             "finish_reason": self._finish[index],
         }
+        if self._prompts:
+            content["prompt_logprobs"] = self._prompt_of(index).content()
+        return content
+
+    def _prompt_of(self, index: int) -> PromptLogprobsText:
+        """Each prompt has as many choices, one after the other."""
+        return self._prompts[index * len(self._prompts) // self._num_choices]

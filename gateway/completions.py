@@ -11,6 +11,7 @@ from paceline.gateway.completion_answer import CompletionAnswer
 from paceline.gateway.jobs import Job, Prompt, make_prompt
 from paceline.gateway.openai_types import CompletionRequest
 from paceline.gateway.prepared import PreparedRequest, answer_options, wishes_of
+from paceline.gateway.prompt_logprobs import PromptLogprobsText
 from paceline.gateway.sampling_intake import (
     checked_priority,
     fit_context,
@@ -31,7 +32,7 @@ async def prepare_completion(
     model = serving.model(request.model)
     options = answer_options(request, has_timing=has_timing)
     wishes = wishes_of(request, request.max_tokens, request.logprobs)
-    params = sampling_params(wishes, model)
+    params = await sampling_params(wishes, model, serving.text)
     stops = stop_automata(wishes.stop, serving.config.max_stop_strings)
     prompts = _prompts(request.prompt, serving.config.max_prompts)
     if len(prompts) * params.n > MAX_CHOICES:  # of all prompts together
@@ -48,6 +49,11 @@ async def prepare_completion(
         AnswerHead("cmpl", model.name),
         len(jobs) * params.n,
         serving.text.token_bytes if params.num_logprobs >= 0 else None,
+        [
+            PromptLogprobsText(serving.text.token_bytes)
+            for _ in jobs
+            if params.num_prompt_logprobs >= 0
+        ],
         has_usage=options.has_usage,
         has_timing=options.has_timing,
     )

@@ -17,7 +17,7 @@ from paceline.gateway.sampling_intake import (
     stop_automata,
 )
 from paceline.gateway.serving import Serving
-from paceline.rpc.convert import finish_to_proto
+from paceline.rpc.convert import calls_from_proto, finish_to_proto
 from paceline.v1.control_pb2 import ModelInfo
 from paceline.v1.generate_pb2 import GenerateRequest, GenerateResponse
 from paceline.v1.generate_pb2_grpc import GenerateServiceServicer
@@ -54,7 +54,7 @@ class GenerateService(GenerateServiceServicer):
             generation.submit([job], self._budget_s(context))
             while not generation.done:
                 for choice, delta in await generation.step():
-                    if delta.token_ids or delta.text or delta.finish:
+                    if delta.token_ids or delta.text or delta.finish or delta.prompt_logprobs:
                         yield _response(generation, choice, delta)
         finally:
             generation.close()
@@ -62,7 +62,7 @@ class GenerateService(GenerateServiceServicer):
     async def _job(self, request: GenerateRequest) -> Job:
         model = self._model(request.model)
         wishes = _wishes(request)
-        params = sampling_params(wishes, model)
+        params = await sampling_params(wishes, model, self._serving.text)
         stops = stop_automata(wishes.stop, self._serving.config.max_stop_strings)
         priority = checked_priority(wishes.priority)
         tokens = list(request.tokens.ids)
@@ -105,6 +105,16 @@ def _wishes(request: GenerateRequest) -> SamplingWishes:
         ignore_eos=request.ignore_eos,
         num_logprobs=request.num_logprobs if given("num_logprobs") else None,
         priority=request.priority,
+        min_p=request.min_p,
+        typical_p=request.typical_p if given("typical_p") else None,
+        repetition_penalty=request.repetition_penalty if given("repetition_penalty") else None,
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        logit_bias=tuple(sorted(request.logit_bias.items())),
+        bad_words=tuple(request.bad_words),
+        bad_token_ids=tuple(tuple(word.ids) for word in request.bad_token_ids),
+        num_prompt_logprobs=request.num_prompt_logprobs if given("num_prompt_logprobs") else None,
+        logits_processors=calls_from_proto(request.logits_processors),
     )
 
 
@@ -117,4 +127,5 @@ def _response(generation: Generation, choice: Choice, delta: Delta) -> GenerateR
         finish=finish_to_proto(delta.finish),
         num_prompt_tokens=generation.num_prompt_tokens,
         num_cached_tokens=generation.num_cached_tokens,
+        prompt_logprobs=delta.prompt_logprobs,
     )

@@ -13,6 +13,7 @@ from paceline.gateway.choice import Choice, Delta
 from paceline.gateway.jobs import Job, token_request
 from paceline.gateway.mailbox import Mailbox, leave
 from paceline.gateway.metrics import ModelMetrics, now_s
+from paceline.gateway.prompt_logprobs import PartOrder
 from paceline.gateway.router_client import RouterClient
 from paceline.gateway.tokenizer import TextModel
 from paceline.v1.common_pb2 import Emission
@@ -23,10 +24,11 @@ Show = Callable[[Choice, Delta], object]
 class _Running:
     """A job's slot at the router."""
 
-    __slots__ = ("choices", "num_cached", "num_live")
+    __slots__ = ("choices", "num_cached", "num_live", "prompt_order")
 
     def __init__(self, choices: list[Choice]) -> None:
         self.choices = choices
+        self.prompt_order = PartOrder()
         self.num_live = len(choices)
         self.num_cached = 0
 
@@ -93,6 +95,9 @@ class Generation:
         running = self._running.get(emission.slot)
         if running is None:
             return None  # ended here; the router did not know yet
+        if emission.HasField("prompt_logprobs"):
+            part = running.prompt_order.new_of(emission.prompt_logprobs)
+            return None if part is None else (running.choices[0], Delta(prompt_logprobs=part))
         choice = self._choice_of(running, emission)
         if choice.finish is not None:
             return None

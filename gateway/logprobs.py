@@ -35,8 +35,8 @@ class CompletionLogprobs:
     def add(self, delta: Delta) -> None:
         for position, offset in zip(delta.logprobs, delta.text_offsets, strict=False):
             self._tokens.append(self._name(position.chosen.token_id))
-            self._logprobs.append(_finite(position.chosen.logprob))
-            self._top.append({self._name(t.token_id): _finite(t.logprob) for t in position.top})
+            self._logprobs.append(finite(position.chosen.logprob))
+            self._top.append({self._name(t.token_id): finite(t.logprob) for t in position.top})
             self._offsets.append(offset)
 
     def content(self) -> dict[str, Any]:
@@ -60,10 +60,10 @@ def _chat_token(token: TokenLogprob, token_bytes: TokenBytes) -> dict[str, Any]:
     raw = token_bytes(token.token_id)
     return {
         "token": raw.decode(errors="replace"),
-        "logprob": _finite(token.logprob),
+        "logprob": finite(token.logprob),
         "bytes": list(raw),
     }
 
 
-def _finite(value: float) -> float:
+def finite(value: float) -> float:
     return value if math.isfinite(value) else _IMPOSSIBLE

@@ -46,16 +46,10 @@ class _Unsupported(_Ignored, kw_only=True):
     best_of: Any = None
     echo: Any = None
     suffix: Any = None
-    logit_bias: Any = None
-    presence_penalty: Any = None
-    frequency_penalty: Any = None
-    repetition_penalty: Any = None
     length_penalty: Any = None
-    min_p: Any = None
     use_beam_search: Any = None
     include_stop_str_in_output: Any = None
     skip_special_tokens: Any = None
-    prompt_logprobs: Any = None
     response_format: Any = None
     tools: Any = None
     tool_choice: Any = None
@@ -69,8 +63,15 @@ class _Unsupported(_Ignored, kw_only=True):
     web_search_options: Any = None
 
 
+class LogitsProcessorField(msgspec.Struct, forbid_unknown_fields=True):
+    """One that the operator registered, with arguments of its own."""
+
+    name: str
+    arguments: msgspec.Raw = msgspec.Raw(b"{}")
+
+
 class SamplingFields(_Unsupported, kw_only=True):
-    """What chat and completions share; the last block are vLLM's names for what OpenAI lacks."""
+    """What chat and completions share; from `top_k` on vLLM's names for what OpenAI lacks."""
 
     model: str
     stream: bool | None = None
@@ -81,11 +82,20 @@ class SamplingFields(_Unsupported, kw_only=True):
     seed: int | None = None
     stop: str | list[str] | None = None
     max_tokens: int | None = None
+    logit_bias: dict[int, float] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
     top_k: int | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
     priority: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: int | None = None
+    logits_processors: list[str | LogitsProcessorField] | None = None
 
 
 class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
@@ -105,16 +115,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
-    "min_p": (0,),
     "use_beam_search": (False,),
     "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,),
-    "prompt_logprobs": (),
     "response_format": ({"type": "text"},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 
 from paceline.core.errors import InvalidRequest
+from paceline.core.sampling import LogitsProcessorCall
 from paceline.gateway.answer import Answer
 from paceline.gateway.jobs import Job
-from paceline.gateway.openai_types import SamplingFields
+from paceline.gateway.openai_types import LogitsProcessorField, SamplingFields
 from paceline.gateway.sampling_intake import SamplingWishes
 from paceline.v1.control_pb2 import ModelInfo
 
@@ -33,6 +34,9 @@ def answer_options(request: SamplingFields, *, has_timing: bool) -> AnswerOption
     if request.stream_options is not None and not request.stream:
         reason = "is only allowed when stream is true"
         raise InvalidRequest("stream_options", "…", reason)
+    if request.prompt_logprobs is not None and request.stream:
+        reason = "is not available when stream is true"
+        raise InvalidRequest("prompt_logprobs", request.prompt_logprobs, reason)
     options = request.stream_options
     return AnswerOptions(bool(options and options.include_usage), has_timing)
 
@@ -55,4 +59,19 @@ def wishes_of(
         ignore_eos=bool(request.ignore_eos),
         num_logprobs=num_logprobs,
         priority=request.priority,
+        min_p=request.min_p,
+        typical_p=request.typical_p,
+        repetition_penalty=request.repetition_penalty,
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        logit_bias=tuple(sorted((request.logit_bias or {}).items())),
+        bad_words=tuple(request.bad_words or ()),
+        num_prompt_logprobs=request.prompt_logprobs,
+        logits_processors=tuple(map(_processor_call, request.logits_processors or ())),
     )
+
+
+def _processor_call(field: str | LogitsProcessorField) -> LogitsProcessorCall:
+    if isinstance(field, str):
+        return LogitsProcessorCall(field)
+    return LogitsProcessorCall(field.name, bytes(field.arguments).decode())

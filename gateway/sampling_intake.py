@@ -5,8 +5,10 @@ import secrets
 from dataclasses import dataclass
 
 from paceline.core.errors import ContextLengthExceeded, InvalidRequest
-from paceline.core.sampling import SamplingParams
+from paceline.core.sampling import LogitsProcessorCall, SamplingParams
+from paceline.gateway.bad_words import bad_word_ids
 from paceline.gateway.stop_strings import StopAutomaton
+from paceline.gateway.tokenizer import TextModel
 from paceline.v1.control_pb2 import ModelInfo
 
 MAX_STOP_CHARS = 1024
@@ -29,28 +31,56 @@ class SamplingWishes:
     ignore_eos: bool = False
     num_logprobs: int | None = None
     priority: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[str, ...] = ()
+    bad_token_ids: tuple[tuple[int, ...], ...] = ()
+    num_prompt_logprobs: int | None = None
+    logits_processors: tuple[LogitsProcessorCall, ...] = ()
 
 
-def sampling_params(wishes: SamplingWishes, model: ModelInfo) -> SamplingParams:
+async def sampling_params(
+    wishes: SamplingWishes, model: ModelInfo, text: TextModel
+) -> SamplingParams:
     """Checked parameters; max_tokens is the whole context if the caller named none."""
+    bad_words = await bad_word_ids(text, wishes.bad_words) + wishes.bad_token_ids
+    params = _params(wishes, model, bad_words)
+    params.check_ids(model.vocab_size)
+    return params
+
+
+def _params(
+    wishes: SamplingWishes, model: ModelInfo, bad_words: tuple[tuple[int, ...], ...]
+) -> SamplingParams:
     for token_id in wishes.stop_token_ids:
         if not 0 <= token_id < model.vocab_size:
             reason = f"must lie between 0 and {model.vocab_size - 1}"
             raise InvalidRequest("stop_token_ids", token_id, reason)
-    if wishes.num_logprobs is not None and wishes.num_logprobs < 0:
-        raise InvalidRequest("logprobs", wishes.num_logprobs, "must not be negative")
     max_tokens = model.context_length if wishes.max_tokens is None else wishes.max_tokens
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=wishes.min_tokens or 0,
-        temperature=1.0 if wishes.temperature is None else wishes.temperature,
+        temperature=_or(wishes.temperature, 1.0),
+        min_p=_or(wishes.min_p, 0.0),
         top_k=_top_k(wishes.top_k, model),
-        top_p=1.0 if wishes.top_p is None else wishes.top_p,
+        top_p=_or(wishes.top_p, 1.0),
+        typical_p=_or(wishes.typical_p, 1.0),
         seed=_seed(wishes.seed),
         n=1 if wishes.n is None else wishes.n,
         stop_token_ids=wishes.stop_token_ids,
         ignore_eos=wishes.ignore_eos,
-        num_logprobs=-1 if wishes.num_logprobs is None else wishes.num_logprobs,
+        num_logprobs=_count("logprobs", wishes.num_logprobs),
+        num_prompt_logprobs=_count("prompt_logprobs", wishes.num_prompt_logprobs),
+        repetition_penalty=_or(wishes.repetition_penalty, 1.0),
+        presence_penalty=_or(wishes.presence_penalty, 0.0),
+        frequency_penalty=_or(wishes.frequency_penalty, 0.0),
+        logit_bias=wishes.logit_bias,
+        bad_words=bad_words,
+        logits_processors=wishes.logits_processors,
     )
 
 
@@ -96,6 +126,16 @@ def checked_priority(priority: int | None) -> int:
     if not -_INT32 <= value < _INT32:
         raise InvalidRequest("priority", value, "must fit in 32 bits, signed")
     return value
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _count(field: str, count: int | None) -> int:
+    if count is not None and count < 0:
+        raise InvalidRequest(field, count, "must not be negative")
+    return -1 if count is None else count
 
 
 def _top_k(top_k: int | None, model: ModelInfo) -> int:

@@ -50,6 +50,11 @@ class TextModel:
         ids: list[int] = encoding.ids
         return ids
 
+    def encode_words(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of pieces of text: no special tokens are added."""
+        encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The chat's text, ready for the assistant's turn. Raises InvalidRequest."""
         if self._template is None:

@@ -108,6 +108,10 @@ class Attempt:
     # --- what the workers say (Listener) ------------------------------------------------------
 
     def on_emission(self, flight: Flight, emission: common_pb2.Emission) -> None:
+        if emission.HasField("prompt_logprobs"):
+            if flight is self.compute:
+                self.request.pass_on(emission)
+            return
         if flight is self.compute:
             flight.prompt_done()
             if self.num_cached_tokens is None:

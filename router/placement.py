@@ -134,7 +134,10 @@ class Placer:
     def _cached_tokens(
         self, line: Line, sessions: list[WorkerSession], num_tokens: int, now: float
     ) -> dict[str, int]:
-        """By worker id; the last token is always computed."""
+        """By worker id; the last token is always computed, and the whole prompt where its logits
+        are asked for."""
+        if line.request.has_prompt_logprobs and num_tokens == line.request.num_prompt_tokens:
+            return {}
         if now - line.looked_up_at > LOOKUP_LIFE_S:
             line.blocks = self._lookup.cached_blocks(line.request.block_keys)
             line.looked_up_at = now

@@ -43,6 +43,7 @@ class Request:
         self.message = message
         self.sink = sink
         self.max_tokens = sampling.max_tokens
+        self.has_prompt_logprobs = sampling.num_prompt_logprobs >= 0
         self.logs = {choice: TokenLog() for choice in choices}
         num_keys = message.num_prompt_tokens // HASH_BLOCK_TOKENS
         self.block_keys = message.block_keys[: num_keys * KEY_BYTES]
@@ -99,6 +100,9 @@ class Request:
             log.finished = True
         if self.second_token_at is None:
             self._note_times(len(log.tokens) - self.num_forced_at_start)
+        self.pass_on(emission)
+
+    def pass_on(self, emission: common_pb2.Emission) -> None:
         emission.slot = self.slot
         self.sink.emit(emission)
 

@@ -1,5 +1,7 @@
 """Messages of `proto/` to the words of `core/` and back: the one place where they meet."""
 
+from collections.abc import Iterable
+
 from paceline.core.errors import (
     Cancelled,
     ContextLengthExceeded,
@@ -15,7 +17,7 @@ from paceline.core.errors import (
     Unavailable,
 )
 from paceline.core.finish import FinishReason
-from paceline.core.sampling import SamplingParams
+from paceline.core.sampling import LogitsProcessorCall, SamplingParams
 from paceline.v1 import common_pb2
 
 _CODE_TO_PROTO = {
@@ -95,21 +97,55 @@ def sampling_to_proto(params: SamplingParams) -> common_pb2.SamplingParams:
         n=params.n,
         stop_token_ids=params.stop_token_ids,
         ignore_eos=params.ignore_eos,
-        num_logprobs=params.num_logprobs if params.num_logprobs >= 0 else None,
+        num_logprobs=_count_to_proto(params.num_logprobs),
+        num_prompt_logprobs=_count_to_proto(params.num_prompt_logprobs),
+        min_p=params.min_p,
+        typical_p=params.typical_p,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        logit_bias=dict(params.logit_bias),
+        bad_words=[common_pb2.TokenIds(ids=word) for word in params.bad_words],
+        logits_processors=[
+            common_pb2.LogitsProcessor(name=call.name, arguments=call.arguments)
+            for call in params.logits_processors
+        ],
     )
 
 
 def sampling_from_proto(message: common_pb2.SamplingParams) -> SamplingParams:
     """Raises InvalidRequest: a peer's message is checked like a caller's."""
+    given = message.HasField
     return SamplingParams(
         max_tokens=message.max_tokens,
         min_tokens=message.min_tokens,
         temperature=message.temperature,
+        min_p=message.min_p,
         top_k=message.top_k,
         top_p=message.top_p,
+        typical_p=message.typical_p if given("typical_p") else 1.0,
         seed=message.seed,
         n=message.n,
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
-        num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else -1,
+        num_logprobs=message.num_logprobs if given("num_logprobs") else -1,
+        num_prompt_logprobs=message.num_prompt_logprobs if given("num_prompt_logprobs") else -1,
+        repetition_penalty=message.repetition_penalty if given("repetition_penalty") else 1.0,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        logit_bias=tuple(sorted(message.logit_bias.items())),
+        bad_words=tuple(tuple(word.ids) for word in message.bad_words),
+        logits_processors=calls_from_proto(message.logits_processors),
     )
+
+
+def calls_from_proto(
+    messages: Iterable[common_pb2.LogitsProcessor],
+) -> tuple[LogitsProcessorCall, ...]:
+    """Raises InvalidRequest."""
+    return tuple(LogitsProcessorCall(call.name, call.arguments or "{}") for call in messages)
+
+
+def _count_to_proto(count: int) -> int | None:
+    """Negative: none is asked for."""
+    return count if count >= 0 else None

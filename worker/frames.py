@@ -20,10 +20,17 @@ def emission_to_proto(
     )
 
 
+def scores_to_proto(event: messages.PromptScored, router_slot: int) -> common_pb2.Emission:
+    positions = [_logprobs_to_proto(item) for item in event.scores]
+    part = common_pb2.PromptLogprobs(first_position=event.first_position, positions=positions)
+    return common_pb2.Emission(slot=router_slot, prompt_logprobs=part)
+
+
 def _logprobs_to_proto(item: messages.PositionLogprobs) -> common_pb2.PositionLogprobs:
     return common_pb2.PositionLogprobs(
         chosen=common_pb2.TokenLogprob(token_id=item.token_id, logprob=item.logprob),
         top=[common_pb2.TokenLogprob(token_id=i, logprob=p) for i, p in item.top],
+        rank=item.rank,
     )
 
 

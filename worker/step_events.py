@@ -7,7 +7,7 @@ from paceline.core.errors import EngineFailure, ErrorCode, PacelineError
 from paceline.core.kv_layout import PAGE_TOKENS
 from paceline.engine import messages
 from paceline.rpc.convert import code_to_proto, error_from_proto
-from paceline.worker.frames import emission_to_proto, record_to_proto
+from paceline.worker.frames import emission_to_proto, record_to_proto, scores_to_proto
 from paceline.worker.router_stream import RouterStream
 from paceline.worker.slots import SlotState
 
@@ -48,6 +48,8 @@ class StepEvents:
                 return
             case messages.Emission():
                 self._emitted(event, slot)
+            case messages.PromptScored():
+                slot.stream.add_emission(scores_to_proto(event, slot.router_slot))
             case messages.Failed():
                 self._failed(event, slot)
             case messages.Committed():

@@ -35,6 +35,7 @@ class Reply:
     error: common_pb2.Error | None = None  # instead of the finish, after the steps
     is_endless: bool = False  # never finishes by itself
     logprob: float = -0.5
+    prompt_parts: Sequence[common_pb2.PromptLogprobs] = ()
 
 
 @dataclass
@@ -121,6 +122,9 @@ class FakeRouter(RouterServiceServicer):
     async def _answer(self, submission: Submission, outbox: "asyncio.Queue[RouterFrame]") -> None:
         reply = self.reply(submission.request)
         await asyncio.sleep(reply.delay_s)
+        for part in reply.prompt_parts:
+            scored = Emission(slot=submission.slot, prompt_logprobs=part)
+            outbox.put_nowait(RouterFrame(emissions=[scored]))
         positions = dict.fromkeys(submission.request.choices, 0)
         for index, token_ids in enumerate(reply.steps):
             is_last = index == len(reply.steps) - 1 and reply.error is None and not reply.is_endless

@@ -24,31 +24,41 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paceline/v1/common.proto\x12\x0bpaceline.v1\"e\n\x05\x45rror\x12$\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x16.paceline.v1.ErrorCode\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x66ield\x18\x03 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x04 \x01(\r\"\xdc\x01\n\x0eSamplingParams\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x13\n\x0btemperature\x18\x03 \x01(\x02\x12\r\n\x05top_k\x18\x04 \x01(\r\x12\r\n\x05top_p\x18\x05 \x01(\x02\x12\x0c\n\x04seed\x18\x06 \x01(\x04\x12\t\n\x01n\x18\x07 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x19\n\x0cnum_logprobs\x18\n \x01(\rH\x00\x88\x01\x01\x42\x0f\n\r_num_logprobs\"\xfa\x01\n\x0cTokenRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x10\n\x08root_key\x18\x04 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x06 \x01(\r\x12-\n\x08sampling\x18\x07 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x0f\n\x07\x63hoices\x18\x08 \x03(\r\x12\x10\n\x08priority\x18\t \x01(\x05\x12\x11\n\tbudget_ms\x18\n \x01(\r\x12\x12\n\nblock_keys\x18\x0b \x01(\x0c\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"e\n\x10PositionLogprobs\x12)\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x19.paceline.v1.TokenLogprob\x12&\n\x03top\x18\x02 \x03(\x0b\x32\x19.paceline.v1.TokenLogprob\"\xdd\x01\n\x08\x45mission\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\x10\n\x08position\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12/\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1d.paceline.v1.PositionLogprobs\x12)\n\x06\x66inish\x18\x06 \x01(\x0e\x32\x19.paceline.v1.FinishReason\x12\x19\n\x11num_cached_tokens\x18\x07 \x01(\r\x12\x17\n\x0f\x65mitted_unix_us\x18\x08 \x01(\x04\"<\n\tSlotError\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12!\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.paceline.v1.Error\"\xe7\x01\n\x06Ticket\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x15\n\rsource_worker\x18\x04 \x01(\t\x12\x1a\n\x12source_incarnation\x18\x05 \x01(\t\x12\x15\n\rreader_worker\x18\x06 \x01(\t\x12\x1a\n\x12reader_incarnation\x18\x07 \x01(\t\x12\x16\n\x0e\x63ontent_digest\x18\x08 \x01(\t\x12\x17\n\x0f\x65xpires_unix_ms\x18\t \x01(\x04\x12\x11\n\tsignature\x18\n \x01(\x0c*\xdc\x02\n\tErrorCode\x12\x1a\n\x16\x45RROR_CODE_UNSPECIFIED\x10\x00\x12\x1e\n\x1a\x45RROR_CODE_INVALID_REQUEST\x10\x01\x12&\n\"ERROR_CODE_CONTEXT_LENGTH_EXCEEDED\x10\x02\x12\x1e\n\x1a\x45RROR_CODE_MODEL_NOT_FOUND\x10\x03\x12\x19\n\x15\x45RROR_CODE_OVERLOADED\x10\x04\x12\x1a\n\x16\x45RROR_CODE_UNAVAILABLE\x10\x05\x12 \n\x1c\x45RROR_CODE_DEADLINE_EXCEEDED\x10\x06\x12\x18\n\x14\x45RROR_CODE_CANCELLED\x10\x07\x12\x1d\n\x19\x45RROR_CODE_KV_UNAVAILABLE\x10\x08\x12 \n\x1c\x45RROR_CODE_INCOMPATIBLE_PEER\x10\t\x12\x17\n\x13\x45RROR_CODE_INTERNAL\x10\n*|\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paceline/v1/common.proto\x12\x0bpaceline.v1\"e\n\x05\x45rror\x12$\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x16.paceline.v1.ErrorCode\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x66ield\x18\x03 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x04 \x01(\r\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"2\n\x0fLogitsProcessor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\targuments\x18\x02 \x01(\t\"\x8d\x05\n\x0eSamplingParams\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x13\n\x0btemperature\x18\x03 \x01(\x02\x12\r\n\x05top_k\x18\x04 \x01(\r\x12\r\n\x05top_p\x18\x05 \x01(\x02\x12\x0c\n\x04seed\x18\x06 \x01(\x04\x12\t\n\x01n\x18\x07 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x19\n\x0cnum_logprobs\x18\n \x01(\rH\x00\x88\x01\x01\x12\r\n\x05min_p\x18\x0b \x01(\x02\x12\x16\n\ttypical_p\x18\x0c \x01(\x02H\x01\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\r \x01(\x02H\x02\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x0e \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x0f \x01(\x02\x12>\n\nlogit_bias\x18\x10 \x03(\x0b\x32*.paceline.v1.SamplingParams.LogitBiasEntry\x12(\n\tbad_words\x18\x11 \x03(\x0b\x32\x15.paceline.v1.TokenIds\x12\x37\n\x11logits_processors\x18\x12 \x03(\x0b\x32\x1c.paceline.v1.LogitsProcessor\x12 \n\x13num_prompt_logprobs\x18\x13 \x01(\rH\x03\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0f\n\r_num_logprobsB\x0c\n\n_typical_pB\x15\n\x13_repetition_penaltyB\x16\n\x14_num_prompt_logprobs\"\xfa\x01\n\x0cTokenRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x10\n\x08root_key\x18\x04 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x06 \x01(\r\x12-\n\x08sampling\x18\x07 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x0f\n\x07\x63hoices\x18\x08 \x03(\r\x12\x10\n\x08priority\x18\t \x01(\x05\x12\x11\n\tbudget_ms\x18\n \x01(\r\x12\x12\n\nblock_keys\x18\x0b \x01(\x0c\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"s\n\x10PositionLogprobs\x12)\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x19.paceline.v1.TokenLogprob\x12&\n\x03top\x18\x02 \x03(\x0b\x32\x19.paceline.v1.TokenLogprob\x12\x0c\n\x04rank\x18\x03 \x01(\r\"Z\n\x0ePromptLogprobs\x12\x16\n\x0e\x66irst_position\x18\x01 \x01(\r\x12\x30\n\tpositions\x18\x02 \x03(\x0b\x32\x1d.paceline.v1.PositionLogprobs\"\x93\x02\n\x08\x45mission\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\x10\n\x08position\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12/\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1d.paceline.v1.PositionLogprobs\x12)\n\x06\x66inish\x18\x06 \x01(\x0e\x32\x19.paceline.v1.FinishReason\x12\x19\n\x11num_cached_tokens\x18\x07 \x01(\r\x12\x17\n\x0f\x65mitted_unix_us\x18\x08 \x01(\x04\x12\x34\n\x0fprompt_logprobs\x18\t \x01(\x0b\x32\x1b.paceline.v1.PromptLogprobs\"<\n\tSlotError\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12!\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.paceline.v1.Error\"\xe7\x01\n\x06Ticket\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x15\n\rsource_worker\x18\x04 \x01(\t\x12\x1a\n\x12source_incarnation\x18\x05 \x01(\t\x12\x15\n\rreader_worker\x18\x06 \x01(\t\x12\x1a\n\x12reader_incarnation\x18\x07 \x01(\t\x12\x16\n\x0e\x63ontent_digest\x18\x08 \x01(\t\x12\x17\n\x0f\x65xpires_unix_ms\x18\t \x01(\x04\x12\x11\n\tsignature\x18\n \x01(\x0c*\xdc\x02\n\tErrorCode\x12\x1a\n\x16\x45RROR_CODE_UNSPECIFIED\x10\x00\x12\x1e\n\x1a\x45RROR_CODE_INVALID_REQUEST\x10\x01\x12&\n\"ERROR_CODE_CONTEXT_LENGTH_EXCEEDED\x10\x02\x12\x1e\n\x1a\x45RROR_CODE_MODEL_NOT_FOUND\x10\x03\x12\x19\n\x15\x45RROR_CODE_OVERLOADED\x10\x04\x12\x1a\n\x16\x45RROR_CODE_UNAVAILABLE\x10\x05\x12 \n\x1c\x45RROR_CODE_DEADLINE_EXCEEDED\x10\x06\x12\x18\n\x14\x45RROR_CODE_CANCELLED\x10\x07\x12\x1d\n\x19\x45RROR_CODE_KV_UNAVAILABLE\x10\x08\x12 \n\x1c\x45RROR_CODE_INCOMPATIBLE_PEER\x10\t\x12\x17\n\x13\x45RROR_CODE_INTERNAL\x10\n*|\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'paceline.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ERRORCODE']._serialized_start=1295
-  _globals['_ERRORCODE']._serialized_end=1643
-  _globals['_FINISHREASON']._serialized_start=1645
-  _globals['_FINISHREASON']._serialized_end=1769
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_ERRORCODE']._serialized_start=1965
+  _globals['_ERRORCODE']._serialized_end=2313
+  _globals['_FINISHREASON']._serialized_start=2315
+  _globals['_FINISHREASON']._serialized_end=2439
   _globals['_ERROR']._serialized_start=41
   _globals['_ERROR']._serialized_end=142
-  _globals['_SAMPLINGPARAMS']._serialized_start=145
-  _globals['_SAMPLINGPARAMS']._serialized_end=365
-  _globals['_TOKENREQUEST']._serialized_start=368
-  _globals['_TOKENREQUEST']._serialized_end=618
-  _globals['_TOKENLOGPROB']._serialized_start=620
-  _globals['_TOKENLOGPROB']._serialized_end=669
-  _globals['_POSITIONLOGPROBS']._serialized_start=671
-  _globals['_POSITIONLOGPROBS']._serialized_end=772
-  _globals['_EMISSION']._serialized_start=775
-  _globals['_EMISSION']._serialized_end=996
-  _globals['_SLOTERROR']._serialized_start=998
-  _globals['_SLOTERROR']._serialized_end=1058
-  _globals['_TICKET']._serialized_start=1061
-  _globals['_TICKET']._serialized_end=1292
+  _globals['_TOKENIDS']._serialized_start=144
+  _globals['_TOKENIDS']._serialized_end=167
+  _globals['_LOGITSPROCESSOR']._serialized_start=169
+  _globals['_LOGITSPROCESSOR']._serialized_end=219
+  _globals['_SAMPLINGPARAMS']._serialized_start=222
+  _globals['_SAMPLINGPARAMS']._serialized_end=875
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=749
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=797
+  _globals['_TOKENREQUEST']._serialized_start=878
+  _globals['_TOKENREQUEST']._serialized_end=1128
+  _globals['_TOKENLOGPROB']._serialized_start=1130
+  _globals['_TOKENLOGPROB']._serialized_end=1179
+  _globals['_POSITIONLOGPROBS']._serialized_start=1181
+  _globals['_POSITIONLOGPROBS']._serialized_end=1296
+  _globals['_PROMPTLOGPROBS']._serialized_start=1298
+  _globals['_PROMPTLOGPROBS']._serialized_end=1388
+  _globals['_EMISSION']._serialized_start=1391
+  _globals['_EMISSION']._serialized_end=1666
+  _globals['_SLOTERROR']._serialized_start=1668
+  _globals['_SLOTERROR']._serialized_end=1728
+  _globals['_TICKET']._serialized_start=1731
+  _globals['_TICKET']._serialized_end=1962
 # @@protoc_insertion_point(module_scope)

@@ -25,19 +25,21 @@ _sym_db = _symbol_database.Default()
 from paceline.v1 import common_pb2 as paceline_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apaceline/v1/generate.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/common.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xa0\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\'\n\x06tokens\x18\x03 \x01(\x0b\x32\x15.paceline.v1.TokenIdsH\x00\x12\x17\n\nmax_tokens\x18\x04 \x01(\rH\x01\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x05 \x01(\r\x12\x18\n\x0btemperature\x18\x06 \x01(\x02H\x02\x88\x01\x01\x12\r\n\x05top_k\x18\x07 \x01(\r\x12\x12\n\x05top_p\x18\x08 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\t \x01(\x04H\x04\x88\x01\x01\x12\x0e\n\x01n\x18\n \x01(\rH\x05\x88\x01\x01\x12\x0c\n\x04stop\x18\x0b \x03(\t\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x12\n\nignore_eos\x18\r \x01(\x08\x12\x19\n\x0cnum_logprobs\x18\x0e \x01(\rH\x06\x88\x01\x01\x12\x10\n\x08priority\x18\x0f \x01(\x05\x42\x08\n\x06promptB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x07\n\x05_seedB\x04\n\x02_nB\x0f\n\r_num_logprobs\"\xd5\x01\n\x10GenerateResponse\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12/\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1d.paceline.v1.PositionLogprobs\x12)\n\x06\x66inish\x18\x05 \x01(\x0e\x32\x19.paceline.v1.FinishReason\x12\x19\n\x11num_prompt_tokens\x18\x06 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x07 \x01(\r2\\\n\x0fGenerateService\x12I\n\x08Generate\x12\x1c.paceline.v1.GenerateRequest\x1a\x1d.paceline.v1.GenerateResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apaceline/v1/generate.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/common.proto\"\xe9\x06\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\'\n\x06tokens\x18\x03 \x01(\x0b\x32\x15.paceline.v1.TokenIdsH\x00\x12\x17\n\nmax_tokens\x18\x04 \x01(\rH\x01\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x05 \x01(\r\x12\x18\n\x0btemperature\x18\x06 \x01(\x02H\x02\x88\x01\x01\x12\r\n\x05top_k\x18\x07 \x01(\r\x12\x12\n\x05top_p\x18\x08 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\t \x01(\x04H\x04\x88\x01\x01\x12\x0e\n\x01n\x18\n \x01(\rH\x05\x88\x01\x01\x12\x0c\n\x04stop\x18\x0b \x03(\t\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x12\n\nignore_eos\x18\r \x01(\x08\x12\x19\n\x0cnum_logprobs\x18\x0e \x01(\rH\x06\x88\x01\x01\x12\x10\n\x08priority\x18\x0f \x01(\x05\x12\r\n\x05min_p\x18\x10 \x01(\x02\x12\x16\n\ttypical_p\x18\x11 \x01(\x02H\x07\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x12 \x01(\x02H\x08\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x13 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x14 \x01(\x02\x12?\n\nlogit_bias\x18\x15 \x03(\x0b\x32+.paceline.v1.GenerateRequest.LogitBiasEntry\x12\x11\n\tbad_words\x18\x16 \x03(\t\x12,\n\rbad_token_ids\x18\x17 \x03(\x0b\x32\x15.paceline.v1.TokenIds\x12\x37\n\x11logits_processors\x18\x18 \x03(\x0b\x32\x1c.paceline.v1.LogitsProcessor\x12 \n\x13num_prompt_logprobs\x18\x19 \x01(\rH\t\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x08\n\x06promptB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x07\n\x05_seedB\x04\n\x02_nB\x0f\n\r_num_logprobsB\x0c\n\n_typical_pB\x15\n\x13_repetition_penaltyB\x16\n\x14_num_prompt_logprobs\"\x8b\x02\n\x10GenerateResponse\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12/\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1d.paceline.v1.PositionLogprobs\x12)\n\x06\x66inish\x18\x05 \x01(\x0e\x32\x19.paceline.v1.FinishReason\x12\x19\n\x11num_prompt_tokens\x18\x06 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x07 \x01(\r\x12\x34\n\x0fprompt_logprobs\x18\x08 \x01(\x0b\x32\x1b.paceline.v1.PromptLogprobs2\\\n\x0fGenerateService\x12I\n\x08Generate\x12\x1c.paceline.v1.GenerateRequest\x1a\x1d.paceline.v1.GenerateResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'paceline.v1.generate_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TOKENIDS']._serialized_start=69
-  _globals['_TOKENIDS']._serialized_end=92
-  _globals['_GENERATEREQUEST']._serialized_start=95
-  _globals['_GENERATEREQUEST']._serialized_end=511
-  _globals['_GENERATERESPONSE']._serialized_start=514
-  _globals['_GENERATERESPONSE']._serialized_end=727
-  _globals['_GENERATESERVICE']._serialized_start=729
-  _globals['_GENERATESERVICE']._serialized_end=821
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._loaded_options = None
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_GENERATEREQUEST']._serialized_start=70
+  _globals['_GENERATEREQUEST']._serialized_end=943
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_start=751
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_end=799
+  _globals['_GENERATERESPONSE']._serialized_start=946
+  _globals['_GENERATERESPONSE']._serialized_end=1213
+  _globals['_GENERATESERVICE']._serialized_start=1215
+  _globals['_GENERATESERVICE']._serialized_end=1307
 # @@protoc_insertion_point(module_scope)

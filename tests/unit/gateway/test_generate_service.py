@@ -12,7 +12,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from paceline.rpc.channel import connect
 from paceline.v1 import common_pb2
-from paceline.v1.generate_pb2 import GenerateRequest, GenerateResponse, TokenIds
+from paceline.v1.common_pb2 import TokenIds
+from paceline.v1.generate_pb2 import GenerateRequest, GenerateResponse
 from paceline.v1.generate_pb2_grpc import GenerateServiceStub
 from tests.support.fake_router_service import STOP, Reply, bytes_reply
 from tests.support.gateway_client import until
@@ -72,6 +73,17 @@ async def test_token_ids_and_choices(stub: Any, deployment: Deployment) -> None:
         ({"n": 1000}, INVALID, "n"),
         ({"stop": ["s"] * 100}, INVALID, "stop"),
         ({"num_logprobs": 21}, INVALID, "logprobs"),
+        ({"num_prompt_logprobs": 21}, INVALID, "prompt_logprobs"),
+        ({"min_p": float("nan")}, INVALID, "min_p"),
+        ({"typical_p": 0.0}, INVALID, "typical_p"),
+        ({"repetition_penalty": 0.0}, INVALID, "repetition_penalty"),
+        ({"presence_penalty": 2.5}, INVALID, "presence_penalty"),
+        ({"frequency_penalty": float("inf")}, INVALID, "frequency_penalty"),
+        ({"logit_bias": {260: 1.0}}, INVALID, "logit_bias"),
+        ({"bad_words": [""]}, INVALID, "bad_words"),
+        ({"bad_token_ids": [TokenIds()]}, INVALID, "bad_words"),
+        ({"bad_token_ids": [TokenIds(ids=[260])]}, INVALID, "bad_words"),
+        ({"logits_processors": [{"name": ""}]}, INVALID, "logits_processors"),
         ({"model": "none"}, NOT_FOUND, "model"),
     ],
 )

@@ -66,6 +66,23 @@ async def test_overlap_is_trimmed_with_its_logprobs_and_repeats_are_dropped() ->
     attempt.close()
 
 
+async def test_logprobs_of_the_prompt_pass_without_being_taken_for_a_token() -> None:
+    sink, prefill, decode = _Sink(), _session("p0"), _session("d0")
+    plan = Split(Candidate("p0", True), Candidate("d0", False))
+    attempt = Attempt(_request(sink), (0,), plan, {"p0": prefill, "d0": decode})
+    position = common_pb2.PositionLogprobs(chosen=common_pb2.TokenLogprob(token_id=3))
+    part = common_pb2.PromptLogprobs(first_position=1, positions=[position])
+    for flight in (attempt.compute, attempt.decode):  # decode has none to give
+        assert flight is not None
+        scored = common_pb2.Emission(slot=1, prompt_logprobs=part)
+        attempt.on_emission(flight, scored)
+    assert sink.tokens == [(0, 0, [])] and not attempt.first_tokens_in
+    assert prefill.pending_tokens == 40 and not attempt.decode_heard
+    attempt.on_emission(attempt.compute, _emission(1, 0, 10))
+    assert attempt.first_tokens_in and prefill.pending_tokens == 0
+    attempt.close()
+
+
 async def test_prefill_lost_after_decode_was_heard_is_no_failure() -> None:
     sink, prefill, decode = _Sink(), _session("p0"), _session("d0")
     request = _request(sink)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from paceline.core import errors
 from paceline.core.errors import ErrorCode, InvalidRequest, Overloaded
 from paceline.core.finish import FinishReason
-from paceline.core.sampling import SamplingParams
+from paceline.core.sampling import LogitsProcessorCall, SamplingParams
 from paceline.rpc import convert
 
 PARAMS = st.builds(
@@ -20,6 +20,21 @@ PARAMS = st.builds(
     stop_token_ids=st.lists(st.integers(0, 2**31), max_size=4).map(tuple),
     ignore_eos=st.booleans(),
     num_logprobs=st.integers(-1, 20),
+    num_prompt_logprobs=st.integers(-1, 20),
+    min_p=st.floats(0, 1, width=32),
+    typical_p=st.floats(0.125, 1, width=32),
+    repetition_penalty=st.floats(0.5, 100, width=32),
+    presence_penalty=st.floats(-2, 2, width=32),
+    frequency_penalty=st.floats(-2, 2, width=32),
+    logit_bias=st.dictionaries(
+        st.integers(0, 2**31), st.floats(-100, 100, width=32), max_size=4
+    ).map(lambda bias: tuple(sorted(bias.items()))),
+    bad_words=st.lists(
+        st.lists(st.integers(0, 2**31), min_size=1, max_size=4).map(tuple), max_size=3
+    ).map(tuple),
+    logits_processors=st.lists(
+        st.builds(LogitsProcessorCall, st.text("ab", min_size=1), st.just('{"a": 1}')), max_size=2
+    ).map(tuple),
 )
 
 

@@ -1,0 +1,157 @@
+"""Fields of sampling on their way from HTTP and gRPC to a router, and a prompt's logprobs back."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from paceline.gateway.bad_words import bad_word_ids
+from paceline.rpc.channel import connect
+from paceline.v1.common_pb2 import (
+    LogitsProcessor,
+    PositionLogprobs,
+    PromptLogprobs,
+    TokenIds,
+    TokenLogprob,
+)
+from paceline.v1.generate_pb2 import GenerateRequest, GenerateResponse
+from paceline.v1.generate_pb2_grpc import GenerateServiceStub
+from tests.support.fake_router_service import bytes_reply
+from tests.support.gateway_deployment import Deployment
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SHARED: dict[str, Any] = {
+    "min_p": 0.25,
+    "typical_p": 0.5,
+    "repetition_penalty": 1.5,
+    "presence_penalty": -2,
+    "frequency_penalty": 2,
+}
+
+
+def part(first_position: int, *token_ids: int, num_top: int = 2) -> PromptLogprobs:
+    """The best token of a position is the one after that in the prompt."""
+    positions = []
+    for token_id in token_ids:
+        best = [TokenLogprob(token_id=token_id + 1 + i, logprob=-0.5 - i) for i in range(num_top)]
+        chosen = TokenLogprob(token_id=token_id, logprob=-2.5)
+        positions.append(PositionLogprobs(chosen=chosen, top=best, rank=7))
+    return PromptLogprobs(first_position=first_position, positions=positions)
+
+
+async def generate(deployment: Deployment, **fields: Any) -> list[GenerateResponse]:
+    async with connect(f"127.0.0.1:{deployment.gateway.grpc_port}") as channel:
+        stub = GenerateServiceStub(channel)  # type: ignore[no-untyped-call]
+        request = GenerateRequest(**{"text": "Hi", **fields})
+        return [response async for response in stub.Generate(request, timeout=5)]
+
+
+async def test_all_fields_reach_the_router_the_same_way(deployment: Deployment) -> None:
+    bias = {"5": 100, "259": -0.5}
+    calls = ["plain", {"name": "other", "arguments": {"a": [1, "ü"]}}]
+    body = SHARED | {"logit_bias": bias, "bad_words": ["ab", " ab", "c"]}
+    await deployment.chat(prompt_logprobs=3, logits_processors=calls, **body)
+    await deployment.complete(prompt_logprobs=3, logits_processors=calls, **body)
+    await generate(
+        deployment,
+        num_prompt_logprobs=3,
+        logit_bias={5: 100, 259: -0.5},
+        bad_words=["ab"],
+        bad_token_ids=[TokenIds(ids=[99])],
+        logits_processors=[
+            LogitsProcessor(name="plain"),
+            LogitsProcessor(name="other", arguments='{"a":[1,"ü"]}'),
+        ],
+        **SHARED,
+    )
+    for submission in deployment.router.submissions:
+        sampling = submission.request.sampling
+        assert {name: getattr(sampling, name) for name in SHARED} == SHARED
+        assert dict(sampling.logit_bias) == {5: 100, 259: -0.5}
+        assert [list(word.ids) for word in sampling.bad_words] == [[97, 98], [99]]
+        assert sampling.num_prompt_logprobs == 3
+        plain, other = sampling.logits_processors
+        assert (plain.name, plain.arguments) == ("plain", "{}")
+        assert other.name == "other" and other.arguments.replace(" ", "") == '{"a":[1,"ü"]}'
+
+
+async def test_what_is_not_given_is_off(deployment: Deployment) -> None:
+    await deployment.complete()
+    await generate(deployment)
+    for submission in deployment.router.submissions:
+        sampling = submission.request.sampling
+        assert sampling.min_p == sampling.presence_penalty == sampling.frequency_penalty == 0
+        assert sampling.typical_p == sampling.repetition_penalty == 1
+        assert not (sampling.logit_bias or sampling.bad_words or sampling.logits_processors)
+        assert not sampling.HasField("num_prompt_logprobs")
+
+
+class Words:
+    """A vocabulary in which "cat" and " cat" are one token each, and " xy" is three."""
+
+    IDS = {"cat": [3], " cat": [4], "xy": [5, 6], " xy": [1, 5, 6], "up": [7], " up": [7]}
+
+    def encode_words(self, texts: Sequence[str]) -> list[list[int]]:
+        return [self.IDS.get(text, []) for text in texts]
+
+
+async def test_a_bad_word_counts_behind_a_space_too() -> None:
+    ids = await bad_word_ids(Words(), ["cat", " xy", "up", "cat"])  # type: ignore[arg-type]
+    assert ids == ((3,), (4,), (5, 6), (7,))
+
+
+async def test_prompt_logprobs_of_completions_stand_in_each_choice(deployment: Deployment) -> None:
+    def reply(request: Any) -> Any:
+        first, second, *_ = request.token_ids
+        return bytes_reply(b"x", prompt_parts=[part(1, second), part(2, first + 1)])
+
+    deployment.router.reply = reply
+    answer = (
+        await deployment.complete([[65, 66, 67], [70, 71, 72]], n=2, prompt_logprobs=2)
+    ).json()
+    texts = [choice["prompt_logprobs"] for choice in answer["choices"]]
+    assert texts[0] == texts[1] and texts[2] == texts[3]
+    assert texts[2] == [
+        None,
+        {
+            "71": {"logprob": -2.5, "rank": 7, "decoded_token": "G"},
+            "72": {"logprob": -0.5, "rank": 1, "decoded_token": "H"},
+            "73": {"logprob": -1.5, "rank": 2, "decoded_token": "I"},
+        },
+        {
+            "71": {"logprob": -2.5, "rank": 7, "decoded_token": "G"},
+            "72": {"logprob": -0.5, "rank": 1, "decoded_token": "H"},
+            "73": {"logprob": -1.5, "rank": 2, "decoded_token": "I"},
+        },
+    ]
+    assert "prompt_logprobs" not in (await deployment.complete()).json()["choices"][0]
+
+
+async def test_prompt_logprobs_of_a_chat_stand_beside_its_choices(deployment: Deployment) -> None:
+    impossible = part(1, 65, num_top=0)
+    impossible.positions[0].chosen.logprob = -math.inf
+    deployment.router.reply = lambda request: bytes_reply(b"x", prompt_parts=[impossible])
+    answer = (await deployment.chat(prompt_logprobs=0)).json()
+    entry = {"logprob": -9999.0, "rank": 7, "decoded_token": "A"}
+    assert answer["prompt_logprobs"] == [None, {"65": entry}]
+    assert "prompt_logprobs" not in answer["choices"][0]
+
+
+async def test_parts_that_an_attempt_repeats_count_once(deployment: Deployment) -> None:
+    parts = [part(1, 65, 66), part(1, 65, 66), part(2, 66, 67), part(4, 68)]
+    deployment.router.reply = lambda request: bytes_reply(b"x", prompt_parts=parts)
+    answer = (await deployment.complete(prompt_logprobs=0)).json()
+    found = answer["choices"][0]["prompt_logprobs"]
+    chosen = [next(i for i, token in entry.items() if token["rank"] == 7) for entry in found[1:]]
+    assert chosen == ["65", "66", "67", "68"]
+    responses = await generate(deployment, num_prompt_logprobs=0)
+    streamed = [r.prompt_logprobs for r in responses if r.HasField("prompt_logprobs")]
+    assert [(p.first_position, len(p.positions)) for p in streamed] == [(1, 2), (3, 1), (4, 1)]
+    assert [bytes(r.token_ids) for r in responses if r.token_ids] == [b"x"]
+
+
+async def test_a_missing_part_fails_the_request(deployment: Deployment) -> None:
+    deployment.router.reply = lambda request: bytes_reply(b"x", prompt_parts=[part(2, 65)])
+    assert (await deployment.complete(prompt_logprobs=0)).status_code == 500
