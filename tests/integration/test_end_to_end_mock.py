@@ -4,10 +4,12 @@ The mock model's next token is a hash of all KV bytes before it: equal tokens me
 """
 
 import asyncio
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pytest
 
 from benchmarks.answer import Answer
@@ -15,6 +17,7 @@ from benchmarks.deployment import NOTHING, deployment, mock_model, settle, worke
 from benchmarks.loadgen import Call, send, send_all
 from paceline.cli.cluster import Cluster
 from paceline.core import metrics as names
+from paceline.core.sampling import LogitsProcessorCall
 from tests.support.end_to_end import Alone, prompt, streaming
 
 STEP_S = 0.005
@@ -79,6 +82,74 @@ def test_choices_and_seed(split: Split, model: Path, alone: Alone) -> None:
     assert [first.token_ids(i) for i in range(3)] == expected
     assert [again.token_ids(i) for i in range(3)] == expected
     assert len({tuple(tokens) for tokens in expected}) == 3
+
+
+def test_every_option_of_sampling(split: Split, model: Path, alone: Alone) -> None:
+    """Penalties depend on all tokens so far: decode knows the prompt and prefill's first token."""
+    token_ids = prompt(100, salt=20)
+    bias = {301: 30.0, 302: 29.0, 5: -100.0}
+    allowed = list(range(250, 1500))
+    fields = {
+        "temperature": 1.5,
+        "seed": 8,
+        "n": 2,
+        "max_tokens": 20,
+        "min_tokens": 20,
+        "min_p": 1e-6,
+        "top_k": 500,
+        "top_p": 0.999,
+        "typical_p": 0.99,
+        "repetition_penalty": 1.4,
+        "presence_penalty": 1.0,
+        "frequency_penalty": 2.0,
+    }
+    arguments = {"token_ids": allowed}
+    call = streaming(
+        model,
+        token_ids,
+        logit_bias={str(i): value for i, value in bias.items()},
+        logits_processors=[{"name": "allowed_token_ids", "arguments": arguments}],
+        **fields,
+    )
+    answer = split.send(call)
+    assert answer.is_complete, answer.error
+    expected = alone.answer(
+        token_ids,
+        logit_bias=tuple(bias.items()),
+        logits_processors=(LogitsProcessorCall("allowed_token_ids", json.dumps(arguments)),),
+        **fields,
+    )
+    assert [answer.token_ids(i) for i in range(2)] == expected
+    for tokens in expected:
+        assert {301, 302} < set(tokens) <= set(allowed)
+
+
+def test_vllm_ascend_13363_logprobs_of_a_prompt_that_is_prefilled_apart(
+    split: Split, model: Path, alone: Alone
+) -> None:
+    """https://github.com/vllm-project/vllm-ascend/issues/13363"""
+    token_ids = prompt(300, salt=21)
+    expected = alone.scores(token_ids, 2)
+    body = {"model": model.name, "prompt": token_ids, "max_tokens": 4, "prompt_logprobs": 2}
+    for _ in range(2):  # computed again, though all of it is cached
+        response = httpx.post(f"{split.cluster.base_url}/v1/completions", json=body, timeout=60)
+        (choice,) = response.json()["choices"]
+        first, *rest = choice["prompt_logprobs"]
+        assert first is None and len(rest) == len(expected) == 299
+        for entry, score in zip(rest, expected, strict=True):
+            ids = {str(i) for i in (score.token_id, *(i for i, _ in score.top))}
+            assert set(entry) == ids
+            found = entry[str(score.token_id)]
+            assert found["rank"] == score.rank
+            assert found["logprob"] == pytest.approx(score.logprob, abs=1e-4)
+    assert settle(split.cluster) == NOTHING
+
+
+def test_a_processor_that_nobody_registered_is_refused(split: Split, model: Path) -> None:
+    call = streaming(model, prompt(30), logits_processors=["os.system"])
+    answer = split.send(call)
+    assert answer.status == 400
+    assert "is not registered" in str(answer.error)
 
 
 def test_a_stop_string_across_tokens_ends_the_text_before_it(split: Split, model: Path) -> None:

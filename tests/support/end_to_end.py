@@ -9,7 +9,15 @@ from benchmarks.loadgen import TIMING, Call
 from paceline.core.sampling import SamplingParams
 from paceline.engine.config import EngineConfig
 from paceline.engine.engine import Engine
-from paceline.engine.messages import Emission, Ended, RequestSpec, Submit
+from paceline.engine.messages import (
+    Emission,
+    Ended,
+    Event,
+    PositionLogprobs,
+    PromptScored,
+    RequestSpec,
+    Submit,
+)
 from paceline.engine.pools import allocate_pools, pool_memory
 from paceline.models.loader import load_model
 
@@ -37,17 +45,24 @@ class Alone:
 
     def answer(self, token_ids: list[int], **sampling: Any) -> list[list[int]]:
         """Tokens of each choice."""
-        params = SamplingParams(**sampling)
+        events = self._events(token_ids, SamplingParams(**sampling))
+        emissions = [event for event in events if isinstance(event, Emission)]
+        choices = range(sampling.get("n", 1))
+        return [[i for e in emissions if e.choice == c for i in e.token_ids] for c in choices]
+
+    def scores(self, token_ids: list[int], num_top: int) -> list[PositionLogprobs]:
+        """Of the prompt's tokens from the second on."""
+        events = self._events(token_ids, SamplingParams(num_prompt_logprobs=num_top, max_tokens=1))
+        return [s for event in events if isinstance(event, PromptScored) for s in event.scores]
+
+    def _events(self, token_ids: list[int], params: SamplingParams) -> list[Event]:
         self._num_slots += 1
         name, choices = f"alone-{self._num_slots}", tuple(range(params.n))
         spec = RequestSpec(name, token_ids, len(token_ids), bytes(32), params, choices)
         self._engine.handle(Submit(self._num_slots, spec))
-        outputs: list[list[int]] = [[] for _ in choices]
-        while True:
+        events: list[Event] = []
+        while not any(isinstance(event, Ended) for event in events):
             output = self._engine.step()
             assert output is not None
-            for event in output.events:
-                if isinstance(event, Emission):
-                    outputs[event.choice] += event.token_ids
-                if isinstance(event, Ended):
-                    return outputs
+            events += output.events
+        return events
