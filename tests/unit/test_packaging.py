@@ -4,12 +4,16 @@ import importlib
 import importlib.util
 import os
 import pkgutil
+import re
 import subprocess
 import sys
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import paceline
 
@@ -48,6 +52,32 @@ def test_every_module_imports() -> None:
         names = [name for name in names if not name.startswith("paceline.kernels.gpu.")]
     for name in names:
         importlib.import_module(name)
+
+
+def test_every_package_that_make_installs_is_pinned() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = {canonicalize_name(line.split("==")[0]) for line in lines if "==" in line}
+    makefile = (ROOT / "Makefile").read_text()
+    (extras,) = re.findall(r"install.sh (\S+,dev)\n", makefile)
+    needed = closure("paceline", frozenset(extras.split(",")))
+    assert len(needed) > 50
+    assert not needed - pinned - {"paceline"}
+
+
+def closure(name: str, extras: frozenset[str]) -> set[str]:
+    """All packages that installing this one brings, by what is installed here."""
+    found: set[tuple[str, frozenset[str]]] = set()
+    todo = [(name, extras)]
+    while todo:
+        name, extras = todo.pop()
+        if (canonicalize_name(name), extras) in found:
+            continue
+        found.add((canonicalize_name(name), extras))
+        for text in metadata.distribution(name).requires or []:
+            one = Requirement(text)
+            if one.marker is None or any(one.marker.evaluate({"extra": e}) for e in {"", *extras}):
+                todo.append((one.name, frozenset(one.extras)))
+    return {name for name, _ in found}
 
 
 @pytest.mark.slow
