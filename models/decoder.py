@@ -126,8 +126,7 @@ class Decoder(ABC):
             if block is self.blocks[-1]:  # all KV is written: only rows with logits go on
                 if not len(batch.logits_rows):
                     return hidden.new_empty(0, self.vocab_size, dtype=torch.float32)
-                if len(batch.logits_rows) < len(hidden):
-                    hidden, attended = hidden[batch.logits_rows], attended[batch.logits_rows]
+                hidden, attended = hidden[batch.logits_rows], attended[batch.logits_rows]
             hidden = block.feed_forward(hidden, attended)
         logits = self.head(self.norm(hidden)).float()
         cap = self.config.logits_softcap
