@@ -1,5 +1,6 @@
 """POST /v1/chat/completions: messages through the model's template to one job."""
 
+import dataclasses
 from typing import Any
 
 import msgspec
@@ -7,16 +8,12 @@ import msgspec
 from paceline.core.errors import InvalidRequest
 from paceline.gateway.answer import AnswerHead
 from paceline.gateway.chat_answer import ChatAnswer
-from paceline.gateway.jobs import Job, make_prompt
+from paceline.gateway.context_room import ContextRoom
+from paceline.gateway.jobs import Job
 from paceline.gateway.openai_types import ChatMessage, ChatRequest, ContentPart
 from paceline.gateway.prepared import PreparedRequest, answer_options, wishes_of
 from paceline.gateway.prompt_logprobs import PromptLogprobsText
-from paceline.gateway.sampling_intake import (
-    checked_priority,
-    fit_context,
-    sampling_params,
-    stop_automata,
-)
+from paceline.gateway.sampling_intake import checked_priority, sampling_params, stop_automata
 from paceline.gateway.serving import Serving
 
 DECODER = msgspec.json.Decoder(ChatRequest)
@@ -36,19 +33,10 @@ async def prepare_chat(
     stops = stop_automata(wishes.stop, serving.config.max_stop_strings)
     priority = checked_priority(wishes.priority)
     messages = _template_messages(request.messages, has_developer=serving.text.has_developer_role)
-
-    def encode() -> list[int]:
-        return serving.text.encode(serving.text.render(messages), is_rendered=True)
-
-    prompt = await make_prompt(encode, model, serving.config.secret)
-    params = fit_context(
-        params,
-        len(prompt.token_ids),
-        model,
-        prompt_field="messages",
-        default_max_tokens=None,
-        is_explicit=max_tokens is not None,
-    )
+    room = ContextRoom(model.context_length, "messages", max_tokens)
+    prompt = await serving.prompts.of_chat(messages, model, room)
+    max_tokens = room.max_tokens_after(len(prompt.token_ids))
+    params = dataclasses.replace(params, max_tokens=max_tokens)
     answer = ChatAnswer(
         AnswerHead("chatcmpl", model.name),
         params.n,

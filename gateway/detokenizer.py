@@ -107,7 +107,7 @@ class WindowDetokenizer:
 def byte_level_bytes(piece: str) -> bytes:
     """Bytes of a byte-level piece; an added token with other characters is its own UTF-8."""
     try:
-        return bytes(_BYTE_OF_CHARACTER[character] for character in piece)
+        return bytes(BYTE_OF_CHARACTER[character] for character in piece)
     except KeyError:
         return piece.encode()
 
@@ -120,4 +120,4 @@ def _byte_of_character() -> dict[str, int]:
     return table | {chr(0x100 + index): byte for index, byte in enumerate(others)}
 
 
-_BYTE_OF_CHARACTER = _byte_of_character()
+BYTE_OF_CHARACTER = _byte_of_character()

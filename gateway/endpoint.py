@@ -17,6 +17,7 @@ from paceline.core.errors import Cancelled, EngineFailure, PacelineError
 from paceline.gateway.answer import SSE_DONE
 from paceline.gateway.body import decode, discard_body, read_body
 from paceline.gateway.choice import Choice, Delta
+from paceline.gateway.deadline import Deadline
 from paceline.gateway.errors import BodyTooLarge, BodyTooSlow, error_body, http_error
 from paceline.gateway.generation import Generation
 from paceline.gateway.openai_types import SamplingFields
@@ -55,8 +56,7 @@ class Endpoint:
             with self._serving.admitted():
                 request = await self._read(scope, receive)
                 has_timing = exchange.header(b"x-paceline-timing") is not None
-                prepared = await self._prepare(self._serving, request, has_timing=has_timing)  # type: ignore[arg-type]
-                await exchange.run(prepared)
+                await exchange.run(self._prepare(self._serving, request, has_timing=has_timing))  # type: ignore[arg-type]
         except PacelineError as error:
             await exchange.fail(error)
         except Exception:  # the edge of the process: the caller gets no traceback
@@ -78,6 +78,8 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._is_started = False
+        self._gone: Cancelled | None = None  # the client left
+        self._generation: Generation | None = None  # None while the request is prepared
         tools = scope["state"]  # of BoundedProtocol
         self._abort: Callable[[], None] = tools["abort"]
         self._write_chunk: Callable[[bytes], bool] = tools["write_chunk"]
@@ -89,15 +91,41 @@ class Exchange:
                 return bytes(value)
         return None
 
-    async def run(self, prepared: PreparedRequest) -> None:
-        generation = self._serving.generation(prepared.model, self._abort)
-        watcher = asyncio.create_task(self._watch(generation), name="disconnect-watcher")
+    async def run(self, preparation: Awaitable[PreparedRequest]) -> None:
+        """Raises PacelineError; Cancelled when the client leaves."""
+        deadline = Deadline(self._serving.config.request_timeout_s)
+        task = asyncio.current_task()
+        assert task is not None
+        watcher = asyncio.create_task(self._watch(task), name="disconnect-watcher")
         try:
-            generation.submit(prepared.jobs, self._serving.config.request_timeout_s)
+            prepared = await self._until_left(task, preparation, deadline)
+            await self._answer(prepared, deadline)
+        finally:
+            watcher.cancel()
+
+    async def _until_left(
+        self,
+        exchange: "asyncio.Task[None]",
+        preparation: Awaitable[PreparedRequest],
+        deadline: Deadline,
+    ) -> PreparedRequest:
+        try:
+            async with deadline.kept():
+                return await preparation
+        except asyncio.CancelledError:
+            if self._gone is None:
+                raise
+            exchange.uncancel()
+            raise self._gone from None
+
+    async def _answer(self, prepared: PreparedRequest, deadline: Deadline) -> None:
+        generation = self._serving.generation(prepared.model, self._abort, deadline)
+        self._generation = generation
+        try:
+            generation.submit(prepared.jobs)
             await (self._stream if prepared.is_stream else self._whole)(prepared, generation)
         finally:
             generation.close()
-            watcher.cancel()
 
     async def fail(self, error: PacelineError) -> None:
         """The error as an answer, or as the last frame of a stream that has begun."""
@@ -148,12 +176,17 @@ class Exchange:
         await send_start(self._send, 200, self._headers(), len(body))
         await send_body(self._send, body, more=False)
 
-    async def _watch(self, generation: Generation) -> None:
+    async def _watch(self, exchange: "asyncio.Task[None]") -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        if not generation.done:
-            self._serving.metrics.disconnects.inc()
-            generation.fail(Cancelled("the client left"))
+        if self._generation is not None and self._generation.done:
+            return
+        self._serving.metrics.disconnects.inc()
+        self._gone = Cancelled("the client left")
+        if self._generation is None:
+            exchange.cancel()
+        else:
+            self._generation.fail(self._gone)
 
     def _headers(self) -> list[tuple[bytes, bytes]]:
         return [caller_id_header(self.header(b"x-request-id"))]

@@ -1,13 +1,15 @@
 """The public gRPC Generate: the same checks, the same generation, messages instead of SSE."""
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
 
 import grpc
 
 from paceline.core.errors import ErrorCode, InvalidRequest, PacelineError
 from paceline.gateway.choice import Choice, Delta
-from paceline.gateway.completions import completion_prompt, fit_completion
+from paceline.gateway.completions import completion_room
+from paceline.gateway.deadline import Deadline
 from paceline.gateway.generation import Generation
 from paceline.gateway.jobs import Job
 from paceline.gateway.sampling_intake import (
@@ -46,12 +48,14 @@ class GenerateService(GenerateServiceServicer):
     async def _generate(
         self, request: GenerateRequest, context: _Context
     ) -> AsyncIterator[GenerateResponse]:
-        job = await self._job(request)
+        deadline = self._deadline(context)
+        async with deadline.kept():
+            job = await self._job(request)
         task = asyncio.current_task()
         assert task is not None
-        generation = self._serving.generation(job.model, task.cancel)
+        generation = self._serving.generation(job.model, task.cancel, deadline)
         try:
-            generation.submit([job], self._budget_s(context))
+            generation.submit([job])
             while not generation.done:
                 for choice, delta in await generation.step():
                     if delta.token_ids or delta.text or delta.finish or delta.prompt_logprobs:
@@ -67,9 +71,10 @@ class GenerateService(GenerateServiceServicer):
         priority = checked_priority(wishes.priority)
         tokens = list(request.tokens.ids)
         content = tokens if request.WhichOneof("prompt") == "tokens" else request.text
-        prompt = await completion_prompt(self._serving, content, model)
-        is_explicit = wishes.max_tokens is not None
-        params = fit_completion(params, prompt, model, is_explicit=is_explicit)
+        room = completion_room(model, wishes.max_tokens)
+        (prompt,) = await self._serving.prompts.of_contents([content], model, room)
+        max_tokens = room.max_tokens_after(len(prompt.token_ids))
+        params = dataclasses.replace(params, max_tokens=max_tokens)
         return Job(model, prompt, params, stops, priority)
 
     def _model(self, name: str) -> ModelInfo:
@@ -81,11 +86,11 @@ class GenerateService(GenerateServiceServicer):
             raise InvalidRequest("model", name, "name one: several are served")
         return self._serving.model(name)
 
-    def _budget_s(self, context: _Context) -> float:
-        """The call's deadline, within the gateway's own."""
+    def _deadline(self, context: _Context) -> Deadline:
+        """The call's own, within the gateway's."""
         remaining_s = context.time_remaining()
         limit_s = self._serving.config.request_timeout_s
-        return limit_s if remaining_s is None else max(0.001, min(limit_s, remaining_s))
+        return Deadline(limit_s if remaining_s is None else min(limit_s, remaining_s))
 
 
 def _wishes(request: GenerateRequest) -> SamplingWishes:

@@ -7,9 +7,10 @@ cancels whatever still runs upstream, and is always called.
 import asyncio
 from collections.abc import Callable, Sequence
 
-from paceline.core.errors import DeadlineExceeded, EngineFailure, PacelineError
+from paceline.core.errors import EngineFailure, PacelineError
 from paceline.core.finish import FinishReason
 from paceline.gateway.choice import Choice, Delta
+from paceline.gateway.deadline import Deadline
 from paceline.gateway.jobs import Job, token_request
 from paceline.gateway.mailbox import Mailbox, leave
 from paceline.gateway.metrics import ModelMetrics, now_s
@@ -43,6 +44,7 @@ class Generation:
         metrics: ModelMetrics,
         max_pending: int,
         on_overflow: Callable[[], object],
+        deadline: Deadline,
     ) -> None:
         self._router = router
         self._text = text
@@ -51,19 +53,19 @@ class Generation:
         self._running: dict[int, _Running] = {}
         self._all: list[_Running] = []
         self._may_stop = False  # by a stop string
-        self._started_s = now_s()
-        self._deadline: asyncio.TimerHandle | None = None
+        self._deadline = deadline
+        self._timer: asyncio.TimerHandle | None = None
         self.num_prompt_tokens = 0
 
-    def submit(self, jobs: Sequence[Job], budget_s: float) -> None:
+    def submit(self, jobs: Sequence[Job]) -> None:
         """Sends all jobs. Raises Unavailable or Overloaded; close() takes back what was sent."""
+        left_s = self._deadline.left_s()
         loop = asyncio.get_running_loop()
-        error = DeadlineExceeded(f"not finished within {budget_s:g} s")
-        self._deadline = loop.call_later(budget_s, self.fail, error)
+        self._timer = loop.call_later(left_s, self.fail, self._deadline.error())
         self._may_stop = any(job.stops for job in jobs)
         for job in jobs:
             running = _Running(self._choices(job))
-            slot = self._router.submit(token_request(job, budget_s), self._mailbox)
+            slot = self._router.submit(token_request(job, left_s), self._mailbox)
             self._running[slot] = running
             self._all.append(running)
             self.num_prompt_tokens += len(job.prompt.token_ids)
@@ -113,8 +115,8 @@ class Generation:
 
     def close(self) -> None:
         self._mailbox.take_now = leave
-        if self._deadline is not None:
-            self._deadline.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         for slot in self._running:
             self._router.cancel(slot)
         self._count_end()
@@ -164,7 +166,7 @@ class Generation:
     def _observe(self, choice: Choice, running: _Running, emission: Emission, now: float) -> None:
         if choice.num_tokens == 0:
             running.num_cached = max(running.num_cached, emission.num_cached_tokens)
-            self._metrics.ttft.observe(now - self._started_s)
+            self._metrics.ttft.observe(now - self._deadline.started_s)
         else:
             self._metrics.inter_token.observe(now - choice.last_emission_s)
         choice.last_emission_s = now
@@ -175,4 +177,4 @@ class Generation:
                 if choice.finish is None:
                     self._metrics.choice_ended(FinishReason.CANCELLED)
         self._metrics.generation_tokens.inc(self.num_output_tokens)
-        self._metrics.e2e.observe(now_s() - self._started_s)
+        self._metrics.e2e.observe(now_s() - self._deadline.started_s)

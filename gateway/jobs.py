@@ -1,11 +1,8 @@
 """A checked request in tokens, ready to be sent to a router."""
 
-import asyncio
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from paceline.core.keys import chain_keys, root_key, tenant_salt
 from paceline.core.sampling import SamplingParams
 from paceline.gateway.stop_strings import StopAutomaton
 from paceline.rpc.convert import sampling_to_proto
@@ -32,18 +29,6 @@ class Job:
     stops: tuple[StopAutomaton, ...]
     priority: int = 0
     first_choice: int = 0
-
-
-async def make_prompt(encode: Callable[[], list[int]], model: ModelInfo, secret: str) -> Prompt:
-    """Tokenises and hashes in a thread: both leave the event loop free for whatever length."""
-
-    def make() -> Prompt:
-        token_ids = encode()
-        salt = tenant_salt(secret.encode(), DEFAULT_TENANT)
-        root = root_key(model.content_digest, salt)
-        return Prompt(token_ids, root, b"".join(chain_keys(root, token_ids)))
-
-    return await asyncio.to_thread(make)
 
 
 def token_request(job: Job, budget_s: float) -> TokenRequest:

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import resource
 import signal
 import sys
@@ -53,6 +54,7 @@ class GatewayServer:
         await asyncio.wait(stops, timeout=self._drain_timeout_s + _STOP_MARGIN_S)
 
     async def stop(self) -> None:
+        self.serving.prompts.close()
         await self.serving.router.stop()
         await asyncio.gather(*self._health_updates)
 
@@ -66,6 +68,7 @@ class GatewayServer:
 def run(config: GatewayConfig) -> int:
     """Blocks until SIGTERM or SIGINT, drains, returns 0. Raises ConfigError."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its own pool would mix short and long texts
     _allow_many_files()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(config))

@@ -1,10 +1,9 @@
 """What a caller may ask of sampling, checked the same way for HTTP and gRPC."""
 
-import dataclasses
 import secrets
 from dataclasses import dataclass
 
-from paceline.core.errors import ContextLengthExceeded, InvalidRequest
+from paceline.core.errors import InvalidRequest
 from paceline.core.sampling import LogitsProcessorCall, SamplingParams
 from paceline.gateway.bad_words import bad_word_ids
 from paceline.gateway.stop_strings import StopAutomaton
@@ -82,33 +81,6 @@ def _params(
         bad_words=bad_words,
         logits_processors=wishes.logits_processors,
     )
-
-
-def fit_context(
-    params: SamplingParams,
-    num_prompt_tokens: int,
-    model: ModelInfo,
-    *,
-    prompt_field: str,
-    default_max_tokens: int | None,
-    is_explicit: bool,
-) -> SamplingParams:
-    """max_tokens against the room that the prompt leaves: refused if asked for, else clipped."""
-    room = model.context_length - num_prompt_tokens
-    if room < 1:
-        reason = f"the prompt leaves no room in the context of {model.context_length} tokens"
-        raise ContextLengthExceeded(prompt_field, f"{num_prompt_tokens} tokens", reason)
-    if is_explicit and params.max_tokens > room:
-        reason = (
-            f"with {num_prompt_tokens} prompt tokens that is "
-            f"{num_prompt_tokens + params.max_tokens} tokens, more than the context of "
-            f"{model.context_length}; at most {room} fit"
-        )
-        raise ContextLengthExceeded("max_tokens", params.max_tokens, reason)
-    if is_explicit:
-        return params
-    max_tokens = room if default_max_tokens is None else min(room, default_max_tokens)
-    return dataclasses.replace(params, max_tokens=max_tokens)
 
 
 def stop_automata(stop: tuple[str, ...], max_stop_strings: int) -> tuple[StopAutomaton, ...]:

@@ -7,8 +7,10 @@ import structlog
 
 from paceline.core.errors import ModelNotFound, Overloaded, Unavailable, shown
 from paceline.gateway.config import GatewayConfig
+from paceline.gateway.deadline import Deadline
 from paceline.gateway.generation import Generation
 from paceline.gateway.metrics import GatewayMetrics
+from paceline.gateway.prompts import Prompts
 from paceline.gateway.router_client import RouterClient
 from paceline.gateway.tokenizer import TextModel
 from paceline.v1.control_pb2 import ModelInfo
@@ -23,6 +25,7 @@ class Serving:
     def __init__(self, config: GatewayConfig) -> None:
         self.config = config
         self.text = TextModel(config)
+        self.prompts = Prompts(self.text, config.secret)
         self.metrics = GatewayMetrics()
         self.router = RouterClient(config, self._changed)
         self.is_draining = False
@@ -82,13 +85,16 @@ class Serving:
             self.num_running -= 1
             self.metrics.running.set(self.num_running)
 
-    def generation(self, model: ModelInfo, on_overflow: Callable[[], object]) -> Generation:
+    def generation(
+        self, model: ModelInfo, on_overflow: Callable[[], object], deadline: Deadline
+    ) -> Generation:
         return Generation(
             self.router,
             self.text,
             self.metrics.for_model(model.name),
             self.config.max_pending_emissions,
             on_overflow,
+            deadline,
         )
 
     def _wanted(self) -> list[ModelInfo]:

@@ -1,6 +1,6 @@
 """Text to token ids as Hugging Face does it, without importing transformers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from paceline.gateway.detokenizer import (
     Detokenizer,
     WindowDetokenizer,
 )
+from paceline.gateway.token_bound import TokenBound
 
 _CONTEXT_TOKENS = 4  # of the prompt, so that a first output token keeps its leading space
 
@@ -36,6 +37,7 @@ class TextModel:
         added = self._tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         self._table = ByteTable(self._tokenizer, self._special_ids)
+        self._bound = TokenBound(self._tokenizer)
         self._is_byte_level = isinstance(self._tokenizer.decoder, ByteLevel)
 
     @property
@@ -43,10 +45,20 @@ class TextModel:
         """Whether the chat template tells "developer" from "system"."""
         return self._template is not None and self._template.knows_developer
 
-    def encode(self, text: str, *, is_rendered: bool = False) -> list[int]:
-        """Token ids. A rendered chat carries its special tokens in the text: none are added."""
+    def least_tokens(self, text: str, enough: int) -> int:
+        """At least so many tokens has `text`; quick, and counts no further than to `enough`."""
+        return self._bound.least_tokens(text, enough)
+
+    def encode(
+        self, text: str, check_length: Callable[[int], None], *, is_rendered: bool = False
+    ) -> list[int]:
+        """Token ids, whose number `check_length` may refuse by raising.
+
+        A rendered chat carries its special tokens in the text: none are added.
+        """
         # Not encode(): it keeps the interpreter's lock, so a long text would stop the event loop.
         (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=not is_rendered)
+        check_length(len(encoding))
         ids: list[int] = encoding.ids
         return ids
 

@@ -81,7 +81,7 @@ async def test_the_deadline_is_kept(deployment: Deployment) -> None:
         assert response.status_code == 504
         assert "within 0.2 s" in response.json()["error"]["message"]
         submission = brief.router.submissions[0]
-        assert submission.request.budget_ms == 200
+        assert 150 < submission.request.budget_ms <= 200
         await until(submission.cancelled.is_set)
 
 
@@ -99,7 +99,7 @@ async def test_too_many_requests_at_once_get_429(deployment: Deployment) -> None
 async def test_an_unexpected_failure_shows_no_internals(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(text: str, *, is_rendered: bool = False) -> list[int]:
+    def broken(*_: object, **__: object) -> list[int]:
         raise RuntimeError("/secret/path")
 
     monkeypatch.setattr(deployment.gateway.serving.text, "encode", broken)

@@ -116,7 +116,7 @@ async def test_a_message_that_does_not_parse_is_refused(channel: grpc.aio.Channe
 async def test_an_unexpected_failure_is_counted_and_shows_no_internals(
     stub: Any, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(text: str) -> list[int]:
+    def broken(*_: object) -> list[int]:
         raise RuntimeError("/secret/path")
 
     monkeypatch.setattr(deployment.gateway.serving.text, "encode", broken)

@@ -15,6 +15,10 @@ from tests.support.mock_model import write_mock_model
 BOS = 257
 
 
+def any_length(num_tokens: int) -> None:
+    """Refuses nothing."""
+
+
 def text_model(folder: Path) -> TextModel:
     return TextModel(gateway_config(folder, "127.0.0.1:1"))
 
@@ -36,9 +40,9 @@ def with_bos(tmp_path: Path) -> Path:
 
 def test_completions_get_special_tokens_and_rendered_chats_none(with_bos: Path) -> None:
     model = text_model(with_bos)
-    assert model.encode("abcdefgh") == [BOS, *b"abcdefgh"]
-    assert model.encode("<|system|>ab", is_rendered=True) == [BOS, *b"ab"]
-    assert model.is_only_special(model.encode(""))
+    assert model.encode("abcdefgh", any_length) == [BOS, *b"abcdefgh"]
+    assert model.encode("<|system|>ab", any_length, is_rendered=True) == [BOS, *b"ab"]
+    assert model.is_only_special(model.encode("", any_length))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,33 @@
+"""How long a request may take, from its arrival to its last token."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from paceline.core.errors import DeadlineExceeded
+from paceline.gateway.metrics import now_s
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """Made when a request has arrived."""
+
+    limit_s: float
+    started_s: float = field(default_factory=now_s)
+
+    def left_s(self) -> float:
+        """At least a millisecond: what has no time left fails in its own way."""
+        return max(0.001, self.started_s + self.limit_s - now_s())
+
+    def error(self) -> DeadlineExceeded:
+        return DeadlineExceeded(f"not finished within {self.limit_s:g} s")
+
+    @asynccontextmanager
+    async def kept(self) -> AsyncIterator[None]:
+        """Cuts what runs inside. Raises DeadlineExceeded."""
+        try:
+            async with asyncio.timeout(self.left_s()):
+                yield
+        except TimeoutError:
+            raise self.error() from None
