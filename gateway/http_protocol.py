@@ -149,7 +149,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _head_without_upgrade(self) -> bytes:
         method = self.parser.get_method()
         if method == b"CONNECT":
-            raise Refusal(HTTPStatus.METHOD_NOT_ALLOWED, "This server is no proxy.")
+            raise Refusal(HTTPStatus.BAD_REQUEST, "This server is no proxy.")
         version = self.parser.get_http_version().encode()
         kept = [b"%b: %b\r\n" % field for field in self.headers if field[0] != b"upgrade"]
         return b"%b %b HTTP/%b\r\n%b\r\n" % (method, self.url, version, b"".join(kept))

@@ -45,7 +45,7 @@ def wishes_of(
     request: SamplingFields, max_tokens: int | None, num_logprobs: int | None
 ) -> SamplingWishes:
     """The shared fields of an OpenAI body in the gateway's words."""
-    stop = request.stop or ()
+    stop = () if request.stop is None else request.stop
     return SamplingWishes(
         max_tokens=max_tokens,
         min_tokens=request.min_tokens,

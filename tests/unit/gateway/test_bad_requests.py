@@ -65,7 +65,10 @@ CASES: dict[str, tuple[str, bytes, str | None, str]] = {
     "n 1000": (CHAT, chat(n=1000), "n", "between 1 and 128"),
     "n 100 of 2": (COMPLETIONS, complete(prompt=["a", "b"], n=100), "n", "128 choices"),
     "100 stop strings": (CHAT, chat(stop=["s"] * 100), "stop", "at most 4"),
-    "empty stop string": (CHAT, chat(stop=[""]), "stop", "between 1 and 1024"),
+    # https://github.com/vllm-project/vllm refuses it, too: "stop cannot contain an empty string"
+    "empty stop string": (CHAT, chat(stop=""), "stop", "between 1 and 1024"),
+    "an empty stop string": (CHAT, chat(stop=["a", ""]), "stop", "between 1 and 1024"),
+    "no stop text": (COMPLETIONS, complete(stop=""), "stop", "between 1 and 1024"),
     "long stop string": (CHAT, chat(stop="s" * 2000), "stop", "between 1 and 1024"),
     "stop token beyond": (CHAT, chat(stop_token_ids=[999]), "stop_token_ids", "between 0 and"),
     "seed huge": (CHAT, chat(seed=2**64), "seed", "64 bits"),

@@ -236,7 +236,7 @@ JUNK = {
     "no HTTP": (b"JUNK\r\n\r\n", 400),
     "a bad chunk": (HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n", 400),
     "two lengths": (HEAD + b"content-length: 1\r\ncontent-length: 2\r\n\r\nab", 400),
-    "CONNECT": (b"CONNECT a:443 HTTP/1.1\r\nhost: x\r\n\r\n", 405),
+    "CONNECT": (b"CONNECT a:443 HTTP/1.1\r\nhost: x\r\n\r\n", 400),
     "chunks in HTTP/1.0": (
         HEAD.replace(b"1.1", b"1.0") + b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n0\r\n\r\n",
         400,

@@ -72,6 +72,8 @@ async def test_token_ids_and_choices(stub: Any, deployment: Deployment) -> None:
         ({"top_p": float("inf")}, INVALID, "top_p"),
         ({"n": 1000}, INVALID, "n"),
         ({"stop": ["s"] * 100}, INVALID, "stop"),
+        ({"stop": [""]}, INVALID, "stop"),
+        ({"stop": ["a", ""]}, INVALID, "stop"),
         ({"num_logprobs": 21}, INVALID, "logprobs"),
         ({"num_prompt_logprobs": 21}, INVALID, "prompt_logprobs"),
         ({"min_p": float("nan")}, INVALID, "min_p"),

@@ -1,0 +1,94 @@
+"""docs/api.md says what the code does: fields, defaults, limits."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+from paceline.core import sampling
+from paceline.core.sampling import SamplingParams
+from paceline.gateway.bad_words import MAX_WORD_CHARS
+from paceline.gateway.completions import DEFAULT_MAX_TOKENS
+from paceline.gateway.config import GatewayConfig
+from paceline.gateway.http_protocol import MAX_HEAD_BYTES
+from paceline.gateway.openai_types import NEUTRAL, ChatRequest, CompletionRequest, _Ignored
+from paceline.gateway.sampling_intake import MAX_STOP_CHARS
+from paceline.router.config import RouterConfig
+
+PAGE = (Path(__file__).parents[3] / "docs/api.md").read_text()
+ELSEWHERE = ("seed", "max_tokens", "num_logprobs", "num_prompt_logprobs")  # not SamplingParams
+UNITS = {"": 1, "s": 1, "KiB": 1 << 10, "Mi": 1 << 20, "MiB": 1 << 20}
+
+
+def section(title: str) -> str:
+    return PAGE.split(f"## {title}\n")[1].split("\n## ")[0]
+
+
+def rows(title: str) -> list[list[str]]:
+    lines = section(title).splitlines()
+    cells = [line[1:-1].split("|") for line in lines if line.startswith("| ")]
+    return [[cell.strip() for cell in row] for row in cells[1:]]
+
+
+def names(text: str) -> set[str]:
+    return set(re.findall(r"`([\w-]+)`", text))
+
+
+def test_every_field_is_served_ignored_or_refused() -> None:
+    fields = {*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__}
+    served = set().union(*(names(row[0]) for row in rows("Request fields")))
+    after = section("Request fields").split("Accepted and ignored:")[1]
+    ignored, refused = map(names, after.split("Refused unless")[:2])
+    assert refused == set(NEUTRAL)
+    assert ignored == set(_Ignored.__struct_fields__)
+    assert {name for name in served if not name.startswith("num_")} == fields - ignored - refused
+
+
+def test_defaults_are_those_of_the_code() -> None:
+    params = SamplingParams()
+    for row in rows("Request fields"):
+        for name in names(row[0]):
+            default = getattr(params, name, None)
+            if default is False:
+                assert row[1] == "false"
+            elif isinstance(default, int | float) and name not in ELSEWHERE:
+                assert float(row[1].split(":")[0]) == default, name
+
+
+def test_bounds_are_those_of_the_code() -> None:
+    phrases = (
+        f"completions, gRPC: {DEFAULT_MAX_TOKENS};",
+        f"1 to {sampling.MAX_CHOICES}; with several prompts {sampling.MAX_CHOICES} choices",
+        f"-{sampling.MAX_PENALTY:g} to {sampling.MAX_PENALTY:g}",
+        f"at most {sampling.MAX_BIASES} token ids, -{sampling.MAX_BIAS:g} to {sampling.MAX_BIAS:g}",
+        f"at most {sampling.MAX_BAD_WORDS} words of 1 to {MAX_WORD_CHARS} characters",
+        f"at most {sampling.MAX_BAD_WORD_TOKENS} tokens",
+        f"at most {sampling.MAX_PROCESSORS} that the operator registered",
+        f"of 1 to {MAX_STOP_CHARS} characters",
+        f"at most {sampling.MAX_STOP_TOKEN_IDS} |",
+        f"0 to {sampling.MAX_TOP_LOGPROBS}",
+    )
+    for phrase in phrases:
+        assert phrase in section("Request fields")
+
+
+def limit(row: list[str], index: int) -> int:
+    """The index-th number of a row's limit, with its unit."""
+    found = re.findall(r"(\d+) ?(MiB|KiB|Mi|s)?\b", row[1])
+    number, unit = found[index]
+    return int(number) * UNITS[unit]
+
+
+def test_limits_are_those_of_the_code() -> None:
+    documented = set()
+    for row in rows("Limits"):
+        config = RouterConfig if row[3].startswith("router") else GatewayConfig
+        fields = {field.name: field.default for field in dataclasses.fields(config)}
+        for index, option in enumerate(re.findall(r"`--([\w-]+)`", row[3])):
+            name = option.replace("-", "_")
+            assert limit(row, index) == fields[name], name
+            documented.add(name)
+        if row[0] == "its head":
+            assert limit(row, 0) == MAX_HEAD_BYTES
+    settings = {field.name for field in dataclasses.fields(GatewayConfig)}
+    limits = {name for name in settings if re.search("max_|timeout|keep_alive", name)}
+    assert limits <= documented
