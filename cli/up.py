@@ -37,6 +37,7 @@ class UpConfig:
     )
     redis_url: str = setting("", "A Redis to use, redis://host:port; empty: an embedded one.")
     device: str = setting("", "Device of the workers, cpu or cuda; empty: their own setting.")
+    quantization: str = setting("", "Of the workers, int8 or int4; empty: their own setting.")
     num_threads: int = setting(0, "Compute threads of each worker; 0: their own setting.")
     pool_mib: int = setting(0, "Page pool of each worker in MiB; 0: their own setting.")
     run_dir: str = setting("", "Parent of the private folder for logs; empty: the system's.")
@@ -66,7 +67,7 @@ class UpConfig:
 
     def spec(self) -> ClusterSpec:
         worker: dict[str, object] = {"transports": self.transport}
-        for name in ("device", "num_threads", "pool_mib"):
+        for name in ("device", "quantization", "num_threads", "pool_mib"):
             if value := getattr(self, name):
                 worker[name] = value
         settings: dict[Role, Settings] = {"prefill": worker, "decode": worker}

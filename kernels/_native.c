@@ -350,6 +350,7 @@ static PyMethodDef methods[] = {
     {"row_max", native_row_max, METH_VARARGS, "Highest number of each row, and where."},
     {"write_kv", native_write_kv, METH_VARARGS, "Writes new KV into a paged pool."},
     {"product", native_product, METH_VARARGS, "Multiplies by a packed weight."},
+    {"quantized_product", native_quantized_product, METH_VARARGS, "The same, of 4 or 8 bits."},
     {"sum_pages", sum_pages, METH_VARARGS, "Sums pages."},
     {NULL, NULL, 0, NULL}};
 

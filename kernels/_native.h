@@ -35,5 +35,6 @@ PyObject *native_gumbel_max(PyObject *module, PyObject *args);
 PyObject *native_write_kv(PyObject *module, PyObject *args);
 PyObject *native_attend(PyObject *module, PyObject *args);
 PyObject *native_product(PyObject *module, PyObject *args);
+PyObject *native_quantized_product(PyObject *module, PyObject *args);
 
 #endif

@@ -53,6 +53,23 @@ def product(
 ) -> None:
     """out = x @ weight + bias. Raises ValueError when sizes do not agree."""
 
+def quantized_product(
+    x: Buffer,  # float32 [rows, depth]
+    weight: Buffer,  # uint8 [ceil(columns / 32), ceil(depth / 32), block]: kernels/quantized.py
+    bias: Buffer | None,  # [columns]
+    out: Buffer,  # [rows, columns], written
+    rows: int,
+    depth: int,
+    columns: int,
+    bits: int,  # 4 or 8
+    has_zeros: bool,
+    accumulate: bool,  # adds to what `out` holds
+    num_threads: int,
+    level: int = ...,
+    /,
+) -> None:
+    """out = x @ weight + bias. Raises ValueError when sizes do not agree."""
+
 def attend(
     query: Buffer,  # float32, from the first row's first head to the last row's last
     out: Buffer,  # [rows, heads, dim], written

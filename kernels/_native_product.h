@@ -68,9 +68,14 @@ static ALWAYS_INLINE TARGET void NAME(strips)(int rows, const struct lines *ahea
         NAME(strips)(rows, ahead, x, panel, depth, sums);                                          \
         break;
 
-static TARGET void NAME(tile)(int rows, const struct lines *ahead, const float *x,
-                              const float *panel, ptrdiff_t depth, float *sums)
+static TARGET void NAME(tile)(const struct panels *p, int rows, ptrdiff_t row, ptrdiff_t i_panel,
+                              const struct lines *ahead)
 {
+    const struct product *product = (const struct product *)p;
+    ptrdiff_t depth = product->depth;
+    const float *x = product->x + row * depth;
+    const float *panel = (const float *)(p->weight + i_panel * p->panel_bytes);
+    float sums[MAX_ROWS * PANEL] __attribute__((aligned(64)));
     switch (rows) {
         CASE(1) CASE(2) CASE(3) CASE(4)
 #if MAX_ROWS > 4
@@ -80,25 +85,6 @@ static TARGET void NAME(tile)(int rows, const struct lines *ahead, const float *
         CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12) CASE(13) CASE(14)
 #endif
     }
+    put_sums(p, rows, row, i_panel * PANEL, sums);
 }
 #undef CASE
-
-/* Adds what the sums are to be added to, and puts them where they belong. */
-static TARGET void NAME(finish)(const struct product *p, int rows, ptrdiff_t row,
-                                ptrdiff_t column, const float *sums)
-{
-    ptrdiff_t left = p->columns - column;
-    ptrdiff_t width = left < PANEL ? left : PANEL;
-    const float *bias = p->bias ? p->bias + column : NULL;
-    float *out = p->out + row * p->columns + column;
-    for (int r = 0; r < rows; r++, sums += PANEL, out += p->columns) {
-        if (p->accumulate)
-            for (ptrdiff_t c = 0; c < width; c++)
-                out[c] += sums[c];
-        else
-            memcpy(out, sums, (size_t)width * sizeof *out);
-        if (bias)
-            for (ptrdiff_t c = 0; c < width; c++)
-                out[c] += bias[c];
-    }
-}

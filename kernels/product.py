@@ -17,6 +17,11 @@ PANEL = 32  # columns
 class Matrix(Protocol):
     """A weight [in, out], held once, in the layout that multiplies fastest."""
 
+    @property
+    def num_bytes(self) -> int:
+        """Of memory."""
+        ...
+
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x [T, in] → x @ weight + bias, [T, out]."""
         ...
@@ -33,6 +38,10 @@ class Matrix(Protocol):
 class TorchMatrix:
     def __init__(self, weight: torch.Tensor) -> None:
         self.weight = weight
+
+    @property
+    def num_bytes(self) -> int:
+        return self.weight.nbytes
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if bias is None:
@@ -61,6 +70,10 @@ class PackedMatrix:
         self._memory = self.panels.numpy()
         self._level = native.module.BEST_LEVEL if level is None else level
         self._product = native.module.product
+
+    @property
+    def num_bytes(self) -> int:
+        return self.panels.nbytes
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         out = x.new_empty(len(x), self.num_columns)

@@ -6,8 +6,10 @@ import torch
 from torch.nn import functional as F
 
 from paceline.kernels.gate import Activation, gelu_tanh
-from paceline.kernels.product import hold
+from paceline.kernels.product import Matrix
+from paceline.kernels.quantized import ReorderedMatrix, hold_quantized
 from paceline.models.config import ModelConfig
+from paceline.models.quantization import Part
 from paceline.models.registry import ModelSource
 from paceline.models.weights import WeightReader
 
@@ -30,10 +32,10 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 class Linear:
-    """x @ weight + bias; takes over a weight [in, out]."""
+    """x @ weight + bias"""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        self.matrix = hold(weight)
+    def __init__(self, matrix: Matrix, bias: torch.Tensor | None = None) -> None:
+        self.matrix = matrix
         self.bias = bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -55,14 +57,14 @@ class Embedding:
         return self.table.index_select(0, ids)
 
 
-class TiedEmbedding:
-    """Columns of the output layer's weight [hidden, vocab]: one copy serves both ends."""
+class ColumnEmbedding:
+    """Columns of a weight [hidden, vocab]: where it is tied, one copy serves both ends."""
 
-    def __init__(self, head: Linear) -> None:
-        self.head = head
+    def __init__(self, layer: Linear) -> None:
+        self.layer = layer
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.head.matrix.columns(ids)
+        return self.layer.matrix.columns(ids)
 
 
 class LayerBuilder:
@@ -72,50 +74,87 @@ class LayerBuilder:
         self.reader = reader
         self.num_bytes = 0
         self._source = source
+        self._quantization = source.quantization
 
     def linear(
-        self, names: Sequence[str], num_in: int, num_out: Sequence[int], bias: bool
+        self,
+        names: Sequence[str],
+        num_in: int,
+        num_out: Sequence[int],
+        bias: bool,
+        part: Part = Part.LAYER,
     ) -> Linear:
         """One product for several layers of Hugging Face's [out, in] weights, side by side."""
-        weight = self._empty(num_in, sum(num_out))
-        for name, place in zip(names, weight.split(list(num_out), dim=1), strict=True):  # type: ignore[no-untyped-call]
-            self.reader.copy_into(f"{name}.weight", place, transposed=True)
+        matrix = self._stored(names, num_in, num_out, bias)
+        if matrix is None:
+            weight = self._empty(num_in, sum(num_out))
+            for name, place in zip(names, weight.split(list(num_out), dim=1), strict=True):  # type: ignore[no-untyped-call]
+                self.reader.copy_into(f"{name}.weight", place, transposed=True)
+            matrix = self._quantization.hold(weight, part)
+        self.num_bytes += matrix.num_bytes
         if not bias:
-            return Linear(weight)
-        joined = self._empty(sum(num_out))
+            return Linear(matrix)
+        joined = self._counted(self._empty(sum(num_out)))
         for name, place in zip(names, joined.split(list(num_out)), strict=True):  # type: ignore[no-untyped-call]
             self.reader.copy_into(f"{name}.bias", place)
-        return Linear(weight, joined)
+        return Linear(matrix, joined)
 
     def conv1d(self, name: str, num_in: int, num_out: int) -> Linear:
         """GPT-2's layer, whose weight lies [in, out] already."""
-        return Linear(self.table(name, num_in, num_out), self.vector(f"{name}.bias", num_out))
+        weight = self._empty(num_in, num_out)
+        self.reader.copy_into(f"{name}.weight", weight)
+        matrix = self._quantization.hold(weight, Part.LAYER)
+        self.num_bytes += matrix.num_bytes
+        return Linear(matrix, self.vector(f"{name}.bias", num_out))
 
     def table(self, name: str, num_rows: int, num_columns: int) -> torch.Tensor:
-        table = self._empty(num_rows, num_columns)
+        table = self._counted(self._empty(num_rows, num_columns))
         self.reader.copy_into(f"{name}.weight", table)
         return table
 
     def vector(self, name: str, size: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """`dtype`: one of its own."""
-        vector = self._empty(size, dtype=dtype)
+        vector = self._counted(self._empty(size, dtype=dtype))
         self.reader.copy_into(name, vector)
         return vector
 
     def embeddings(
         self, names: tuple[str, str], config: ModelConfig
-    ) -> tuple[Embedding | TiedEmbedding, Linear]:
+    ) -> tuple[Embedding | ColumnEmbedding, Linear]:
         """Input and output layer, by their `names`."""
         embedding, head = names
-        vocab_size, hidden_size = config.vocab_size, config.hidden_size
-        if not config.tied_embeddings:
-            table = self.table(embedding, vocab_size, hidden_size)
-            return Embedding(table), self.linear([head], hidden_size, [vocab_size], bias=False)
-        shared = self.linear([embedding], hidden_size, [vocab_size], bias=False)
-        self.reader.check_copy(f"{head}.weight", f"{embedding}.weight")
-        return TiedEmbedding(shared), shared
+        if config.tied_embeddings:
+            shared = self._vocabulary(embedding, config)
+            self.reader.check_copy(f"{head}.weight", f"{embedding}.weight")
+            return ColumnEmbedding(shared), shared
+        if self._quantization.rounds_tables:
+            return ColumnEmbedding(self._vocabulary(embedding, config)), self._vocabulary(
+                head, config
+            )
+        table = self.table(embedding, config.vocab_size, config.hidden_size)
+        return Embedding(table), self._vocabulary(head, config)
+
+    def _vocabulary(self, name: str, config: ModelConfig) -> Linear:
+        return self.linear([name], config.hidden_size, [config.vocab_size], False, Part.VOCABULARY)
+
+    def _stored(
+        self, names: Sequence[str], num_in: int, num_out: Sequence[int], bias: bool
+    ) -> Matrix | None:
+        """From integers of the checkpoint, if it has them."""
+        stored = self._quantization.read(self.reader, names, num_in, num_out)
+        if stored is None:
+            return None
+        if not bias:
+            for name in names:
+                self.reader.check_zeros(f"{name}.bias")
+        dtype, device = self._source.dtype, self._source.device
+        matrix = hold_quantized(stored.weight, dtype, device)
+        order = stored.order
+        return matrix if order is None else ReorderedMatrix(matrix, order.to(device))
 
     def _empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        place = torch.empty(shape, dtype=dtype or self._source.dtype, device=self._source.device)
-        self.num_bytes += place.nbytes
-        return place
+        return torch.empty(shape, dtype=dtype or self._source.dtype, device=self._source.device)
+
+    def _counted(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.num_bytes += tensor.nbytes
+        return tensor

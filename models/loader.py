@@ -13,6 +13,7 @@ from paceline.kernels import backend
 from paceline.models.base import Model
 from paceline.models.fields import Fields
 from paceline.models.manifest import content_digest
+from paceline.models.quantization import AS_STORED, find_quantization
 from paceline.models.registry import ModelSource, Progress, find_model
 
 
@@ -30,12 +31,14 @@ def load_model(
     dtype: str = "float32",
     max_context_length: int | None = None,
     kernels: str = "auto",
+    quantization: str = AS_STORED,
     progress: Progress = lambda done, total: None,
 ) -> LoadedModel:
     """Reads config.json and weights under `folder`. Raises ConfigError naming what is wrong.
 
     `kernels`: of a CUDA device, see kernels/backend.py; for all models of the process.
     `max_context_length` serves less than the model can, or a rope scaling further: models/rope.py.
+    `quantization`: models/quantization.py.
     """
     if dtype not in ELEMENT_BYTES:
         raise ConfigError("dtype", dtype, f"must be one of {', '.join(ELEMENT_BYTES)}")
@@ -51,11 +54,15 @@ def load_model(
         eos_token_ids=eos_token_ids(folder),
         max_context_length=max_context_length,
         progress=progress,
+        quantization=find_quantization(quantization, fields),
     )
     model, semantics = found.load(source)
+    named: tuple[object, ...] = (architecture, found.numerics_version, semantics)
+    if source.quantization.semantics is not None:
+        named = (*named, source.quantization.semantics)
     return LoadedModel(
         model,
         architecture,
-        content_digest(folder, (architecture, found.numerics_version, semantics), dtype),
+        content_digest(folder, named, dtype),
         serving_digest(folder),
     )

@@ -5,6 +5,7 @@ from typing import ClassVar
 from paceline.models.config import ExpertsConfig, ModelConfig
 from paceline.models.layers import LayerBuilder
 from paceline.models.mlp import MLP, Experts
+from paceline.models.quantization import Part
 from paceline.models.reading import ConfigReader, Defaults
 from paceline.models.registry import ModelSource
 from paceline.models.transformer import Transformer
@@ -33,7 +34,7 @@ class Mixtral(Transformer):
         assert config is not None
         name = f"{name}.block_sparse_moe"
         router = build.linear(
-            [f"{name}.gate"], self.config.hidden_size, [config.num_experts], False
+            [f"{name}.gate"], self.config.hidden_size, [config.num_experts], False, Part.ROUTER
         )
         experts = [
             self.gated_mlp(

@@ -6,6 +6,7 @@ from paceline.models.config import ExpertsConfig, ModelConfig
 from paceline.models.fields import Fields
 from paceline.models.layers import LayerBuilder
 from paceline.models.mlp import MLP, Experts
+from paceline.models.quantization import Part
 from paceline.models.reading import ConfigReader, Defaults
 from paceline.models.registry import ModelSource
 from paceline.models.transformer import Transformer, Wiring
@@ -34,7 +35,9 @@ class Qwen3Moe(Transformer):
             return super().mlp(build, layer, name)
         hidden, inner = self.config.hidden_size, config.intermediate_size
         parts = ("gate_proj", "up_proj", "down_proj")
-        router = build.linear([f"{name}.mlp.gate"], hidden, [config.num_experts], False)
+        router = build.linear(
+            [f"{name}.mlp.gate"], hidden, [config.num_experts], False, Part.ROUTER
+        )
         experts = [
             self.gated_mlp(build, f"{name}.mlp.experts.{i}", inner, parts)
             for i in range(config.num_experts)

@@ -11,6 +11,7 @@ import torch
 from paceline.core.errors import ConfigError
 from paceline.models.base import Model
 from paceline.models.fields import Fields
+from paceline.models.quantization import PLAIN, Quantization
 
 Progress = Callable[[int, int], None]  # bytes read so far, bytes in all
 
@@ -42,6 +43,7 @@ class ModelSource:
     eos_token_ids: tuple[int, ...]
     max_context_length: int | None  # None: what the model states
     progress: Progress
+    quantization: Quantization = PLAIN
 
 
 class ModelClass(Protocol):

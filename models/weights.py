@@ -5,6 +5,7 @@ Every tensor of the files must be asked for, with the shape that the file has.
 """
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from paceline.models.registry import Progress
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+_INTEGERS = (torch.int32, torch.int64)
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -49,8 +51,26 @@ class WeightReader:
         wanted = tuple(reversed(place.shape)) if transposed else tuple(place.shape)
         tensor = self._tensor(name, wanted)
         place.copy_(tensor.t() if transposed else tensor)
-        self._num_bytes_read += tensor.nbytes
-        self._progress(self._num_bytes_read, self._num_bytes)
+        self._count(tensor)
+
+    def floats(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        return self._count(self._tensor(name, shape))
+
+    def integers(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        return self._count(self._tensor(name, shape, _INTEGERS))
+
+    def has_all(self, names: Sequence[str], part: str) -> bool:
+        """Whether the layers `names` have a tensor `part`. Raises ConfigError if some have."""
+        missing = [name for name in names if f"{name}.{part}" not in self]
+        if missing and len(missing) < len(names):
+            reason = f"tensor is missing, but layers with the same input have one: {names}"
+            raise ConfigError("weights", f"{missing[0]}.{part}", reason)
+        return not missing
+
+    def check_zeros(self, name: str) -> None:
+        """A bias that the model does not have may be stored; it must then change nothing."""
+        if name in self and self._tensor(name, None).any():
+            raise ConfigError("weights", name, "is not zero, but the model has no such bias")
 
     def check_copy(self, name: str, original: str) -> None:
         """A tied tensor may be stored too; it must then be the same."""
@@ -69,7 +89,17 @@ class WeightReader:
             raise ConfigError("weights", rest[0], reason)
         self._progress(self._num_bytes, self._num_bytes)
 
-    def _tensor(self, name: str, shape: tuple[int, ...] | None) -> torch.Tensor:
+    def _count(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._num_bytes_read += tensor.nbytes
+        self._progress(self._num_bytes_read, self._num_bytes)
+        return tensor
+
+    def _tensor(
+        self,
+        name: str,
+        shape: tuple[int, ...] | None,
+        types: tuple[torch.dtype, ...] = _FLOATS,
+    ) -> torch.Tensor:
         file = self._homes.get(name)
         if file is None:
             raise ConfigError("weights", name, f"tensor is missing, shape {shape} is needed")
@@ -78,7 +108,7 @@ class WeightReader:
         if shape is not None and found != shape:
             raise ConfigError("weights", name, f"tensor has shape {found}, {shape} is needed")
         tensor: torch.Tensor = file.get_tensor(name)
-        if tensor.dtype not in _FLOATS:
+        if tensor.dtype not in types:
             raise ConfigError("weights", name, f"tensor of type {tensor.dtype} is not supported")
         return tensor
 

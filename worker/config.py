@@ -10,6 +10,7 @@ from paceline.core.kv_layout import ELEMENT_BYTES
 from paceline.rpc.beats import MAX_BEAT_S
 
 DTYPES = ("auto", *ELEMENT_BYTES)
+QUANTIZATIONS = ("auto", "int4", "int8")  # models/quantization.py; no torch in a front
 _check = ConfigError.check
 
 
@@ -20,6 +21,7 @@ class WorkerConfig:
     env_prefix: ClassVar[str] = "PACELINE_WORKER_"
     pull_threads: ClassVar[int] = 4  # that copy KV from other workers
     pulls_per_source: ClassVar[int] = 2  # at once
+    max_slots: ClassVar[int] = 2048  # requests held at once, whatever their state
 
     worker_id: str = setting("", "Stable name of this worker; empty: role and a random part.")
     host: str = setting("127.0.0.1", "Address that gRPC and the probes listen on.")
@@ -32,6 +34,9 @@ class WorkerConfig:
     secret: str = setting("", "The deployment's secret, which signs tickets.", secret=True)
     device: str = setting("cpu", "Device of the rank: cpu, or cuda[:index].")
     dtype: str = setting("auto", "Number format of weights and KV: " + ", ".join(DTYPES) + ".")
+    quantization: str = setting(
+        "auto", "Rounds weights while they load: int8 or int4; auto: as the model's folder says."
+    )
     pool_mib: int = setting(512, "Size of the page pool in MiB.")
     max_batch_tokens: int = setting(1024, "Most tokens that one step computes.")
     max_running: int = setting(64, "Most sequences that one step computes.")
@@ -49,16 +54,18 @@ class WorkerConfig:
     run_dir: str = setting("", "Parent of the private socket folder; empty: the system's.")
     drain_timeout_s: float = setting(30.0, "How long a drain waits for running requests.")
     max_pinned_share: float = setting(0.5, "Share of the pool that readers may pin.")
-    max_slots: int = setting(2048, "Most requests held at once, whatever their state.")
 
     def __post_init__(self) -> None:
         check_secret(self.secret, self.env_prefix)
         _check("model", self.model, os.path.isdir(self.model), "must be a folder with a model")
         _check("dtype", self.dtype, self.dtype in DTYPES, f"must be one of {', '.join(DTYPES)}")
+        known = ", ".join(QUANTIZATIONS)
+        rounding = self.quantization
+        _check("quantization", rounding, rounding in QUANTIZATIONS, f"must be one of {known}")
         for name in ("port", "probe_port"):
             port = getattr(self, name)
             _check(name, port, 0 <= port < 65536, "must lie between 0 and 65535")
-        for name in ("pool_mib", "max_batch_tokens", "max_running", "max_slots"):
+        for name in ("pool_mib", "max_batch_tokens", "max_running"):
             _check(name, getattr(self, name), getattr(self, name) >= 1, "must be at least 1")
         window = self.output_window_tokens
         _check("output_window_tokens", window, window >= 0, "must not be negative")

@@ -142,7 +142,7 @@ def make_engine(config: RankConfig) -> tuple[Engine, RankReady]:
     dtype = config.dtype
     if dtype == "auto":
         dtype = "float32" if config.device == "cpu" else "bfloat16"
-    loaded = load_model(Path(config.model), config.device, dtype)
+    loaded = load_model(Path(config.model), config.device, dtype, quantization=config.quantization)
     give_back_freed_memory()
     model = loaded.model
     pools, memory = make_pools(model, config.pool_fd, config.pool_bytes, config.device)

@@ -22,6 +22,7 @@ class RankConfig(msgspec.Struct, frozen=True):
     model: str
     device: str
     dtype: str
+    quantization: str
     pool_fd: int
     pool_bytes: int
     max_batch_tokens: int

@@ -99,6 +99,7 @@ async def _spawn(config: WorkerConfig, fd: int, link: RankLink) -> asyncio.subpr
         model=config.model,
         device=config.device,
         dtype=config.dtype,
+        quantization=config.quantization,
         pool_fd=fd,
         pool_bytes=config.pool_mib << 20,
         max_batch_tokens=config.max_batch_tokens,

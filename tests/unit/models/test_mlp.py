@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from paceline.kernels.product import hold
 from paceline.models.config import ExpertsConfig
 from paceline.models.layers import ACTIVATIONS, Linear
 from paceline.models.mlp import Experts, GatedMLP
@@ -15,7 +16,7 @@ def experts(num_chosen: int, normalized: bool) -> tuple[Experts, torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
 
     def linear(num_in: int, num_out: int) -> Linear:
-        return Linear(torch.randn(num_in, num_out, generator=generator) / num_in**0.5)
+        return Linear(hold(torch.randn(num_in, num_out, generator=generator) / num_in**0.5))
 
     parts = [
         GatedMLP(linear(HIDDEN, 2 * INNER), linear(INNER, HIDDEN), ACTIVATIONS["silu"])
@@ -24,7 +25,7 @@ def experts(num_chosen: int, normalized: bool) -> tuple[Experts, torch.Tensor]:
     router = torch.randn(HIDDEN, NUM_EXPERTS, generator=generator)
     router[0] = torch.tensor([0.0, 0.0, 0.0, 0.0, -100.0])
     config = ExpertsConfig(NUM_EXPERTS, num_chosen, INNER, normalized, (True,))
-    return Experts(Linear(router.clone()), parts, config), router
+    return Experts(Linear(hold(router.clone())), parts, config), router
 
 
 def tokens(num: int) -> torch.Tensor:

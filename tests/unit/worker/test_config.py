@@ -26,6 +26,7 @@ def test_a_missing_secret_says_which_variable_to_set(tmp_path: Path) -> None:
         ("port", 70_000),
         ("pool_mib", 0),
         ("dtype", "int4"),
+        ("quantization", "int3"),
         ("beat_s", 1.5),  # routers take it for dead
         ("silence_s", 1.5),  # less than two beats
         ("silence_s", 0.0),

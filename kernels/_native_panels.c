@@ -1,0 +1,63 @@
+/* Shares out a product over panels.
+ *
+ * A panel is read front to back, whatever the number of rows, and only once from memory: for few
+ * rows at the rate that memory gives, for many rows from the caches.
+ */
+#include "_native_panels.h"
+
+#define NEAR_BYTES (512 << 10) /* what a core keeps near while it streams: half a small L2 */
+#define TASKS_PER_THREAD 8     /* a thread that loses its core holds up an eighth of its share */
+
+/* Few rows: panel after panel, all rows of each; the next panel comes from memory meanwhile. */
+static void stream_panels(void *argument, ptrdiff_t task)
+{
+    const struct panels *p = argument;
+    ptrdiff_t first = task * p->panels_per_task;
+    ptrdiff_t end = least(first + p->panels_per_task, p->num_panels);
+    ptrdiff_t num_lines = ceil_div(p->panel_bytes / 64, ceil_div(p->rows, p->height));
+    for (ptrdiff_t panel = first; panel < end; panel++) {
+        struct lines ahead = {p->weight + (panel + 1) * p->panel_bytes,
+                              panel + 1 < end ? num_lines : 0};
+        for (ptrdiff_t row = 0; row < p->rows; row += p->height, ahead.first += 64 * ahead.count)
+            p->tile(p, (int)least(p->height, p->rows - row), row, panel, &ahead);
+    }
+}
+
+/* Many rows: some panels stay near while the rows pass by. */
+static void pass_rows(void *argument, ptrdiff_t task)
+{
+    const struct panels *p = argument;
+    const struct lines none = {NULL, 0};
+    ptrdiff_t first = task / p->num_row_tasks * p->panels_per_task;
+    ptrdiff_t end = least(first + p->panels_per_task, p->num_panels);
+    ptrdiff_t row = task % p->num_row_tasks * p->rows_per_task;
+    ptrdiff_t last_row = least(row + p->rows_per_task, p->rows);
+    for (; row < last_row; row += p->height)
+        for (ptrdiff_t panel = first; panel < end; panel++)
+            p->tile(p, (int)least(p->height, last_row - row), row, panel, &none);
+}
+
+ptrdiff_t tile_height(ptrdiff_t rows, int max_rows)
+{
+    return ceil_div(rows, ceil_div(rows, max_rows));
+}
+
+void run_panels(struct panels *p, int num_threads)
+{
+    ptrdiff_t wanted = (ptrdiff_t)num_threads * TASKS_PER_THREAD;
+    p->num_panels = ceil_div(p->columns, PANEL);
+    p->height = tile_height(p->rows, p->max_rows);
+    if (p->rows * p->row_bytes <= NEAR_BYTES) {
+        p->panels_per_task = ceil_div(p->num_panels, wanted);
+        run_tasks(stream_panels, p, ceil_div(p->num_panels, p->panels_per_task), num_threads);
+        return;
+    }
+    ptrdiff_t near = NEAR_BYTES / p->panel_bytes;
+    p->panels_per_task = near < 1 ? 1 : near;
+    ptrdiff_t num_groups = ceil_div(p->num_panels, p->panels_per_task);
+    ptrdiff_t num_tiles = ceil_div(p->rows, p->height);
+    ptrdiff_t tiles = ceil_div(num_tiles, ceil_div(wanted, num_groups));
+    p->rows_per_task = tiles * p->height;
+    p->num_row_tasks = ceil_div(p->rows, p->rows_per_task);
+    run_tasks(pass_rows, p, num_groups * p->num_row_tasks, num_threads);
+}
