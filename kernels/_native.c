@@ -168,20 +168,29 @@ static int detect_level(void)
     return PORTABLE;
 }
 
+/* Streaming stores are for whole cache lines. Where the keys wrap in the middle of one, its second
+ * half is copied plainly: this many bytes. */
+static size_t rest_of_line(const uint8_t *destination)
+{
+    size_t rest = -(uintptr_t)destination % 64;
+    return destination && rest % 32 == 0 ? rest : 0;
+}
+
 static uint64_t hash_cell(segment_fn segment, uint8_t *destination, const uint8_t *source,
                           size_t bytes, Py_ssize_t run)
 {
     size_t offset = (size_t)run * KEYS_PER_RUN % NUM_KEYS;
     uint64_t sum = 0;
     while (bytes) {
-        size_t until_wrap = (NUM_KEYS - offset) * sizeof *keys;
-        size_t part = bytes < until_wrap ? bytes : until_wrap;
-        sum += segment(destination, source, part, keys + offset);
+        size_t until_wrap = (NUM_KEYS - offset) * sizeof *keys, line = rest_of_line(destination);
+        size_t limit = line ? line : until_wrap;
+        size_t part = bytes < limit ? bytes : limit;
+        sum += (line ? portable_copy : segment)(destination, source, part, keys + offset);
         if (destination)
             destination += part;
         source += part;
         bytes -= part;
-        offset = 0;
+        offset = (offset + part / sizeof *keys) % NUM_KEYS;
     }
     return sum;
 }

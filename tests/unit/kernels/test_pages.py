@@ -60,8 +60,11 @@ def test_pages_arrive_where_they_belong_and_nothing_else_changes(
 
 @pytest.mark.parametrize("level", range(_native.BEST_LEVEL + 1))
 @pytest.mark.parametrize("offset", [0, 8, 32])
-def test_every_instruction_set_copies_the_same_at_any_alignment(level: int, offset: int) -> None:
-    group = PageGroup("full", num_layers=2, num_heads=2, head_dim=64)
+@pytest.mark.parametrize("head_dim", [64, 256, 520])  # 256 and more: keys wrap within a cell
+def test_every_instruction_set_copies_the_same_at_any_alignment(
+    level: int, offset: int, head_dim: int
+) -> None:
+    group = PageGroup("full", num_layers=3, num_heads=2, head_dim=head_dim)
     source = pool(group, seed=1)
     buffer = np.zeros(source.size + 128, dtype=np.uint8)
     start = -buffer.ctypes.data % 64 + offset
