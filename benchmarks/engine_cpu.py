@@ -49,7 +49,7 @@ class Bench:
             max_running=defaults.max_running,
             step_time_ms=defaults.step_time_ms,
         )
-        num_pages = (POOL_MIB << 20) // loaded.layout.groups[0].page_bytes
+        num_pages = (POOL_MIB << 20) // loaded.layout.page.page_bytes
         pools = allocate_pools(loaded.layout, num_pages, "cpu")
         self.engine = Engine(loaded, config, pools, pool_memory(pools[0]))
         self._vocab_size = loaded.vocab_size

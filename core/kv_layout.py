@@ -7,9 +7,17 @@ A page holds PAGE_TOKENS tokens of all layers of its group in one contiguous run
 
 A cell is the contiguous range of one (layer, plane, head): token-major, so the first t tokens of
 a cell are its first t / PAGE_TOKENS bytes. Checksums are one 64-bit sum per (page, head).
+
+Layers that see equally far are cut into groups of one size, so that all pages are alike and one
+pool serves all groups:
+
+    full      F F F F          group 0
+    window    W W W W          group 1
+              W W · ·          group 2, padded
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.core.errors import ConfigError
@@ -18,18 +26,20 @@ from paceline.core.keys import HASH_BLOCK_TOKENS
 PAGE_TOKENS = HASH_BLOCK_TOKENS  # a page is what one name stands for
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 WORD_BYTES = 8  # what checksums are made of
+MAX_PADDING = 0.1  # of all layers of all groups
 
 
 @dataclass(frozen=True, slots=True)
 class PageGroup:
     """Layers whose KV shares a page and a rule for what a prefix hit needs."""
 
-    name: str  # "full"; later "window", "latent", "state", "draft"
-    num_layers: int
+    name: str  # "full", "window"; later "latent", "state", "draft"
+    num_layers: int  # that a page has room for
     num_heads: int  # KV heads of this rank
     head_dim: int
     dtype: str = "float32"  # one of ELEMENT_BYTES
     num_planes: int = 2  # K and V
+    window: int = 0  # the last tokens that a token sees, itself included; 0: all
 
     def __post_init__(self) -> None:
         if self.head_dim * self.element_bytes % WORD_BYTES:
@@ -62,14 +72,54 @@ class PageGroup:
         """Bytes at the start of each cell that hold its first `num_tokens` tokens."""
         return num_tokens * self.head_dim * self.element_bytes
 
+    def first_block(self, position: int) -> int:
+        """The first block that a token at `position`, or any after it, sees."""
+        return max(0, position + 1 - self.window) // PAGE_TOKENS if self.window else 0
+
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """Page groups of a rank's pool, in order."""
+    """Page groups of a rank's pool, all with pages of one shape, and where each layer lies."""
 
     groups: tuple[PageGroup, ...]
+    layers: tuple[tuple[int, int], ...]  # of each layer: its group, and its index in a page
+
+    @property
+    def page(self) -> PageGroup:
+        """The shape that all pages have."""
+        return self.groups[0]
 
     @property
     def digest(self) -> str:
         """Layout digest: says which readers can copy whole pages (pairing only, not in names)."""
-        return hashlib.sha256(repr(("kv-layout", 1, self.groups)).encode()).hexdigest()
+        text = repr(("kv-layout", 2, self.groups, self.layers))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def layers_of(self, group: int) -> list[int]:
+        """By their index in a page."""
+        return [layer for layer, (owner, _) in enumerate(self.layers) if owner == group]
+
+
+def layout_of(windows: Sequence[int], num_heads: int, head_dim: int, dtype: str) -> KVLayout:
+    """`windows`: of each layer, 0 means that it sees all."""
+    kinds = sorted(set(windows))  # full attention first
+    size = _group_size([windows.count(kind) for kind in kinds])
+    groups: list[PageGroup] = []
+    layers: dict[int, tuple[int, int]] = {}
+    for kind in kinds:
+        members = [layer for layer, window in enumerate(windows) if window == kind]
+        for i, layer in enumerate(members):
+            layers[layer] = len(groups) + i // size, i % size
+        name = "window" if kind else "full"
+        group = PageGroup(name, size, num_heads, head_dim, dtype, window=kind)
+        groups += [group] * -(-len(members) // size)
+    return KVLayout(tuple(groups), tuple(layers[layer] for layer in range(len(windows))))
+
+
+def _group_size(counts: Sequence[int]) -> int:
+    """The largest for which padding stays small and no kind is mostly padding."""
+    for size in range(min(counts), 1, -1):
+        num_padded = sum(-count % size for count in counts)
+        if num_padded <= MAX_PADDING * (num_padded + sum(counts)):
+            return size
+    return 1

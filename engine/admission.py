@@ -1,32 +1,29 @@
-"""Whether a request can be served here at all, and how many pages it is promised."""
+"""Whether a request can be served here at all."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.errors import ContextLengthExceeded, InvalidRequest
 from paceline.core.kv_layout import PAGE_TOKENS
+from paceline.engine.allowances import Allowances
 from paceline.engine.logits_processors import ProcessorTable
 from paceline.engine.messages import RequestSpec
 from paceline.engine.request_edits import request_edits
-from paceline.engine.sequence import Group, Sequence, pages_of
+from paceline.engine.sequence import Group, Sequence
 from paceline.models.base import Model
 
 
 class Admission:
     """Raises InvalidRequest (ContextLengthExceeded when too long), naming field and value."""
 
-    def __init__(self, model: Model, num_pages: int, output_window_tokens: int) -> None:
+    def __init__(self, model: Model, allowances: Allowances) -> None:
         self.vocab_size = model.vocab_size
         self.eos_token_ids = model.eos_token_ids
         self.context_length = model.context_length
-        self.num_pages = num_pages
-        self.output_window_tokens = output_window_tokens
+        self.num_pages = allowances.num_pages
+        self.num_page_groups = len(allowances.groups)
+        self.max_length = allowances.max_length  # tokens of a sequence
         self._processors = ProcessorTable(model.vocab_size)
-
-    @property
-    def max_length(self) -> int:
-        """Tokens that a sequence can have, by the model's context and by what the pool holds."""
-        return min(self.context_length, self.num_pages * PAGE_TOKENS)
 
     def admit(self, slot: int, spec: RequestSpec, arrival: int, prefill_only: bool) -> Group:
         """The group of a valid request, with its leader."""
@@ -46,19 +43,9 @@ class Admission:
         )
         is_scored = sampling.num_prompt_logprobs >= 0 and len(tokens) == spec.num_prompt_tokens
         group.num_scored = 0 if is_scored else spec.num_prompt_tokens
-        group.leader = Sequence(group, spec.choices[0], tokens, len(tokens))
+        group.leader = Sequence(group, spec.choices[0], tokens, len(tokens), self.num_page_groups)
         group.sequences = [group.leader]
         return group
-
-    def output_credit(self, sequence: Sequence, num_choices: int) -> int:
-        """Pages beyond those of its tokens that a request is promised: a window a choice, and
-        copies of the partial page. Never more than the pool has."""
-        group = sequence.group
-        num_pages = pages_of(sequence.num_tokens)
-        window = min(self.output_window_tokens, group.max_length - sequence.num_tokens)
-        growth = pages_of(sequence.num_tokens + max(window, 0)) - num_pages
-        copies = (num_choices - 1) if sequence.num_tokens % PAGE_TOKENS else 0
-        return min(growth * num_choices + copies, self.num_pages - num_pages)
 
     def _max_length(self, spec: RequestSpec, prefill_only: bool) -> int:
         """Tokens of a choice at its end. A pool that cannot hold them is no reason for a short
@@ -67,7 +54,7 @@ class Admission:
         if longest > self.max_length and not prefill_only:
             reason = (
                 f"with {spec.num_prompt_tokens} prompt tokens that is more than the pool of "
-                f"{self.num_pages * PAGE_TOKENS} tokens holds"
+                f"{self.max_length} tokens holds"
             )
             raise ContextLengthExceeded("max_tokens", spec.sampling.max_tokens, reason)
         return longest

@@ -2,15 +2,29 @@
 
 Credit: pages that an admitted request will need are promised to it, so that admission of others
 cannot take them. A sequence spends its own credit first, and renews it when the pool has room.
+
+In a page group with a window a sequence holds the blocks that tokens to come can see, and no more:
+`slide` lets go of the others. All that it may come to hold there is promised at its admission, and
+every page it takes, shared or new, costs one of that promise.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 
-from paceline.core.kv_layout import PAGE_TOKENS
+from paceline.core.kv_layout import PAGE_TOKENS, PageGroup
+from paceline.engine.allowances import Pages
+from paceline.engine.block_table import BlockTable
+from paceline.engine.messages import GrantedRun
 from paceline.engine.page_pool import PagePool, PageState
 from paceline.engine.prefix_cache import PrefixCache
 from paceline.engine.sequence import Sequence, pages_of
+
+
+class Room(Enum):
+    MADE = "made"
+    LATER = "later"  # what is promised is pinned by readers, or fenced
+    NONE = "none"  # unless others give back theirs
 
 
 @dataclass(slots=True)
@@ -26,97 +40,184 @@ class StepClock:
 
 
 class Allocator:
-    """`on_page(sequence, block)` is called when a running sequence's page changes."""
+    """`on_pages(sequence, group, first, end)` is called when pages of a sequence change."""
 
     def __init__(
         self,
-        pool: PagePool,
+        groups: tuple[PageGroup, ...],
         cache: PrefixCache,
         clock: StepClock,
-        on_page: Callable[[Sequence, int], None],
+        on_pages: Callable[[Sequence, int, int, int], None],
     ) -> None:
-        self.pool = pool
+        self.groups = groups
+        self.pool: PagePool = cache.pool
         self.cache = cache
         self.clock = clock
-        self.on_page = on_page
+        self.on_pages = on_pages
+        self._windowed = [i for i, group in enumerate(groups) if group.window]
 
     def grant(
-        self, sequence: Sequence, max_hit_blocks: int, credit: int, spared: int = 0
+        self, sequence: Sequence, max_hit_blocks: int, allowance: Pages, spared: int = 0
     ) -> int | None:
-        """All pages of its tokens, found by name or new, and `credit`; or nothing. `spared` more
-        pages must be left for others.
+        """What a sequence needs to be computed: all pages of its tokens under full attention, found
+        by name or new, and a promise of the rest of `allowance`; or nothing. `spared` more pages
+        must be left for others.
 
         Returns the number of leading blocks that were found. None: it does not fit now.
         """
         sequence.extend_keys(max_hit_blocks)
         packed = sequence.tokens[: max_hit_blocks * PAGE_TOKENS].tobytes()
         with self.pool.lock:
-            hits = self.cache.match(sequence.keys[:max_hit_blocks], packed)
-            num_new = pages_of(sequence.num_tokens) - len(hits)
-            if self._cost(hits) + num_new + credit > self.pool.num_available - spared:
+            num_hits, hits = self.cache.match(sequence.keys[:max_hit_blocks], packed)
+            if not self._begin(sequence, hits, allowance, spared):
                 return None
-            self.pool.share(hits)
-            new = self.pool.allocate(num_new)
-            assert new is not None
-            self.promise(sequence, credit)
-        sequence.pages = hits + new
-        sequence.num_computed = len(hits) * PAGE_TOKENS
-        sequence.num_committed = len(hits)
-        return len(hits)
+            for i, table in enumerate(sequence.tables):
+                self._share(table, num_hits - len(hits[i]), hits[i])
+                if not self.groups[i].window:
+                    self._take(sequence, i, pages_of(sequence.num_tokens) - num_hits)
+        self._count_blocks(sequence)
+        sequence.num_computed = num_hits * PAGE_TOKENS
+        sequence.num_committed = num_hits
+        return num_hits
 
-    def grow(self, sequence: Sequence, window_pages: int = 0) -> bool:
-        """One more page. Renews its credit by up to `window_pages` if it has none left."""
+    def grant_destination(
+        self, sequence: Sequence, allowance: Pages, spared: int
+    ) -> list[GrantedRun] | None:
+        """The same for a sequence whose KV will be pulled: in each group the blocks that its next
+        token sees, those that lead among them found by name if they are here.
+
+        Returns where those go that are not here, by group.
+        """
+        num_full = sequence.num_tokens // PAGE_TOKENS
+        sequence.extend_keys(num_full)
+        packed = sequence.tokens[: num_full * PAGE_TOKENS].tobytes()
+        firsts = [group.first_block(sequence.num_tokens) for group in self.groups]
+        runs = []
         with self.pool.lock:
-            if not sequence.credit:
-                self.promise(sequence, max(0, min(window_pages, self.pool.num_available)))
-            spent = min(1, sequence.credit)
-            pages = self.pool.allocate(1, promised=spent)
-            if pages is None:
-                return False
-        sequence.credit -= spent
-        sequence.pages += pages
-        self.on_page(sequence, len(sequence.pages) - 1)
-        return True
+            hits = [
+                self.cache.run_from(i, first, sequence.keys[:num_full], packed)
+                for i, first in enumerate(firsts)
+            ]
+            if not self._begin(sequence, hits, allowance, spared):
+                return None
+            for i, (table, first) in enumerate(zip(sequence.tables, firsts, strict=True)):
+                self._share(table, first, hits[i])
+                start = len(table.pages)
+                self._take(sequence, i, pages_of(sequence.num_tokens) - start)
+                runs.append(GrantedRun(start, table.pages[start:]))
+        self._count_blocks(sequence)
+        return runs
 
-    def promise(self, sequence: Sequence, num_pages: int) -> None:
-        self.pool.promise(num_pages)
-        sequence.credit += num_pages
+    def extend(self, sequence: Sequence, num_blocks: int, renewal: int = 0) -> Room:
+        """Pages for its first `num_blocks` blocks. Under full attention its credit is renewed by up
+        to `renewal` pages when none is left."""
+        with self.pool.lock:
+            for i, table in enumerate(sequence.tables):
+                while len(table.pages) < num_blocks:
+                    if not table.credit and not self.groups[i].window:
+                        self._promise(table, max(0, min(renewal, self.pool.num_available)))
+                    missing = num_blocks - len(table.pages)
+                    if not self._take(sequence, i, min(missing, max(table.credit, 1))):
+                        return Room.LATER if table.credit else Room.NONE
+        self._count_blocks(sequence)
+        return Room.MADE
 
-    def share_prefix(self, source: Sequence, other: Sequence) -> int | None:
+    def slide(self, sequence: Sequence) -> None:
+        """Lets go of blocks that have left the window of a group. They are full, hence named."""
+        for i in self._windowed:
+            table = sequence.tables[i]
+            first, last = table.first, self.groups[i].first_block(sequence.num_computed)
+            if last > first:
+                with self.pool.lock:
+                    popped = table.pop_before(last)
+                    self.pool.release(popped, self.clock.fence)
+                    self._promise(table, len(popped))
+                self.on_pages(sequence, i, first, last)
+
+    def share_prefix(self, source: Sequence, other: Sequence, allowance: Pages) -> list[int] | None:
         """Gives `other` the pages of `source`, from which it was forked: the full ones shared, a
-        page of its own for the partial one, which has to be copied. None: there is no page."""
+        page of its own of each group for the partial one, which has to be copied. `allowance` is
+        promised to it in groups with a window.
+
+        Returns its own pages. None: there is no room.
+        """
         num_full, num_partial = divmod(source.num_computed, PAGE_TOKENS)
-        spent = min(1, other.credit) if num_partial else 0
+        num_own = 1 if num_partial else 0
         with self.pool.lock:
-            own = self.pool.allocate(1 if num_partial else 0, promised=spent)
-            if own is None:
+            wanted = [
+                most if group.window else num_own
+                for group, most in zip(self.groups, allowance, strict=True)
+            ]
+            lacking = [
+                max(0, most - table.credit)
+                for most, table in zip(wanted, other.tables, strict=True)
+            ]
+            too_few = self.pool.num_physical < num_own * len(self.groups)
+            if too_few or (any(lacking) and sum(lacking) > self.pool.num_available):
                 return None
-            self.pool.share(source.pages[:num_full])
-        other.credit -= spent
-        other.pages = source.pages[:num_full] + own
+            for i, (table, given) in enumerate(zip(other.tables, source.tables, strict=True)):
+                self._promise(table, lacking[i])
+                is_paid = bool(self.groups[i].window)
+                self._share(table, given.first, given.pages[given.first : num_full], is_paid)
+                self._take(other, i, num_own)
+        self._count_blocks(other)
+        other.is_granted = True
         other.num_computed = source.num_computed
         other.num_committed = source.num_committed
-        return len(own)
+        return [table.pages[-1] for table in other.tables] if num_own else []
 
-    def split_credit(self, source: Sequence, others: list[Sequence]) -> None:
-        """Shares the credit of a group out among its choices."""
-        share, rest = divmod(source.credit, len(others) + 1)
-        for i, other in enumerate(others):
-            other.credit = share + (1 if i < rest else 0)
-            source.credit -= other.credit
+    def split_credit(self, source: Sequence, others: list[Sequence], allowance: Pages) -> None:
+        """Shares the credit of a group out among its choices: evenly under full attention; with a
+        window each gets `allowance` as long as there is some, and the rest is given back."""
+        for i, table in enumerate(source.tables):
+            tables = [other.tables[i] for other in others]
+            if self.groups[i].window:
+                spare = table.credit + len(table.held) - allowance[i]
+                shares = [
+                    max(0, min(allowance[i], spare - n * allowance[i])) for n in range(len(others))
+                ]
+                self._promise(table, -max(0, spare - sum(shares)))
+            else:
+                share, rest = divmod(table.credit, len(others) + 1)
+                shares = [share + (1 if n < rest else 0) for n in range(len(others))]
+            for other, given in zip(tables, shares, strict=True):
+                other.credit += given
+                table.credit -= given
+
+    def give_back_credit(self, sequence: Sequence) -> None:
+        """Nothing more will be computed."""
+        with self.pool.lock:
+            for table in sequence.tables:
+                self._promise(table, -table.credit)
 
     def release(self, sequence: Sequence, transfer_slot: int | None = None) -> None:
         """Lets go of all its pages and its credit."""
+        tables = sequence.tables
+        longest = max(len(table.pages) for table in tables)
+        pages = [  # in the order of blocks: those of a prefix age together
+            table.pages[block]
+            for block in range(min(table.first for table in tables), longest)
+            for table in tables
+            if table.first <= block < len(table.pages)
+        ]
         with self.pool.lock:
-            self.pool.release(sequence.pages, self.clock.fence, transfer_slot)
-            self.promise(sequence, -sequence.credit)
-        sequence.pages = []
+            self.pool.release(pages, self.clock.fence, transfer_slot)
+            self.give_back_credit(sequence)
+        for table in tables:
+            table.begin_at(0)
+        sequence.is_granted = False
+        sequence.num_blocks = 0
         sequence.num_computed = 0
         sequence.num_committed = 0
 
-    def commit(self, sequence: Sequence, block: int, checksums: tuple[int, ...]) -> None:
+    def commit(
+        self, sequence: Sequence, group: int, block: int, checksums: tuple[int, ...]
+    ) -> None:
         """Names a full, computed block. If the name exists its sequence takes the first copy."""
-        page = sequence.pages[block]
+        table = sequence.tables[group]
+        if not table.first <= block < len(table.pages):
+            return
+        page = table.pages[block]
         sequence.extend_keys(block + 1)
         packed = sequence.tokens[block * PAGE_TOKENS : (block + 1) * PAGE_TOKENS].tobytes()
         with self.pool.lock:
@@ -127,9 +228,51 @@ class Allocator:
                 return
             self.pool.share([named])
             self.pool.release([page], self.clock.fence)
-        sequence.pages[block] = named
-        self.on_page(sequence, block)
+        table.pages[block] = named
+        self.on_pages(sequence, group, block, block + 1)
 
-    def _cost(self, hits: list[int]) -> int:
-        """Pages that sharing `hits` takes from those available."""
-        return sum(self.pool.pages[page].state is PageState.CACHED for page in hits)
+    def _begin(
+        self, sequence: Sequence, hits: list[list[int]], allowance: Pages, spared: int
+    ) -> bool:
+        """Promises `allowance` if it fits. Sharing what is in use costs nothing, except where a
+        window slides: there each sequence needs pages of its own later."""
+        shared = sum(
+            self.pool.pages[page].state is not PageState.CACHED
+            for group, pages in zip(self.groups, hits, strict=True)
+            if not group.window
+            for page in pages
+        )
+        if sum(allowance) - shared > self.pool.num_available - spared:
+            return False
+        for table, num_pages in zip(sequence.tables, allowance, strict=True):
+            self._promise(table, num_pages)
+        sequence.is_granted = True
+        return True
+
+    def _share(self, table: BlockTable, first: int, pages: list[int], is_paid: bool = True) -> None:
+        """An empty table begins with `pages`, as its blocks from `first` on."""
+        table.begin_at(first)
+        self.pool.share(pages)
+        if is_paid:
+            self._promise(table, -len(pages))
+        table.pages += pages
+
+    def _take(self, sequence: Sequence, group: int, num_pages: int) -> bool:
+        """New pages at the end of a table, from its credit as far as that reaches."""
+        table = sequence.tables[group]
+        spent = min(num_pages, table.credit)
+        pages = self.pool.allocate(num_pages, group, promised=spent)
+        if pages is None:
+            return False
+        table.credit -= spent
+        first = len(table.pages)
+        table.pages += pages
+        self.on_pages(sequence, group, first, len(table.pages))
+        return True
+
+    def _promise(self, table: BlockTable, num_pages: int) -> None:
+        self.pool.promise(num_pages)
+        table.credit += num_pages
+
+    def _count_blocks(self, sequence: Sequence) -> None:
+        sequence.num_blocks = min(len(table.pages) for table in sequence.tables)

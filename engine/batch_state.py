@@ -13,14 +13,16 @@ Rows = NDArray[np.int64]
 
 
 class BatchState:
-    """`computed`: tokens whose KV exists; `next_token`: the last known token of the sequence."""
+    """`computed`: tokens whose KV exists; `next_token`: the last known token of the sequence;
+    `block_tables`: [rows, page groups, blocks], 0 where there is no page."""
 
-    def __init__(self, max_running: int, max_length: int) -> None:
+    def __init__(self, max_running: int, max_length: int, num_page_groups: int = 1) -> None:
         self.sequences: list[Sequence] = []
         self.max_running = max_running
         self.computed = np.zeros(max_running, np.int64)
         self.next_token = np.zeros(max_running, np.int64)
-        self.block_table = np.zeros((max_running, pages_of(max_length)), np.int64)
+        shape = (max_running, num_page_groups, pages_of(max_length))
+        self.block_tables = np.zeros(shape, np.int64)
         self.temperature = np.zeros(max_running, np.float32)
         self.min_p = np.zeros(max_running, np.float32)
         self.top_k = np.zeros(max_running, np.int64)
@@ -31,7 +33,7 @@ class BatchState:
         self.num_prompt_tokens = np.zeros(max_running, np.int64)
         self.num_logprobs = np.full(max_running, -1, np.int64)
         self._by_row = (
-            *(self.computed, self.next_token, self.block_table, self.temperature, self.min_p),
+            *(self.computed, self.next_token, self.block_tables, self.temperature, self.min_p),
             *(self.top_k, self.top_p, self.typical_p, self.seed, self.choice),
             *(self.num_prompt_tokens, self.num_logprobs),
         )
@@ -50,7 +52,9 @@ class BatchState:
         sequence.stage = Stage.RUNNING
         self.computed[row] = sequence.num_computed
         self.next_token[row] = sequence.tokens[sequence.num_tokens - 1]
-        self.block_table[row, : len(sequence.pages)] = sequence.pages
+        for group, table in enumerate(sequence.tables):
+            self.block_tables[row, group, : table.first] = 0
+            self.block_tables[row, group, table.first : len(table.pages)] = table.held
         sampling = sequence.group.spec.sampling
         self.temperature[row] = sampling.temperature
         self.min_p[row] = sampling.min_p
@@ -73,9 +77,12 @@ class BatchState:
             for array in self._by_row:
                 array[row] = array[last]
 
-    def set_page(self, sequence: Sequence, block: int) -> None:
+    def set_pages(self, sequence: Sequence, group: int, first: int, end: int) -> None:
+        """Blocks [first, end) of a sequence have other pages, or none."""
         if sequence.row >= 0:
-            self.block_table[sequence.row, block] = sequence.pages[block]
+            pages = sequence.tables[group].pages[first:end]
+            row = self.block_tables[sequence.row, group]
+            row[first:end] = [max(page, 0) for page in pages]
 
     def advance(self, sequence: Sequence, num_new: int) -> None:
         """`num_new` more of its tokens are computed."""

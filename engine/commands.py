@@ -4,11 +4,13 @@ commands and events cross on their way, so such races are normal."""
 from paceline.core.errors import InvalidRequest, Overloaded
 from paceline.core.kv_layout import PAGE_TOKENS
 from paceline.engine.admission import Admission
+from paceline.engine.block_table import BlockTable
 from paceline.engine.groups import Groups
 from paceline.engine.messages import (
     Adopt,
     Cancel,
     Command,
+    GrantedRun,
     Pulled,
     Refused,
     Release,
@@ -18,7 +20,7 @@ from paceline.engine.messages import (
     Submit,
     TransferClosed,
 )
-from paceline.engine.sequence import Group, Sequence, Stage, pages_of
+from paceline.engine.sequence import Group, Sequence, Stage
 
 ROW_SLACK = 8  # one in so many rows may be reserved twice: a transfer takes a while
 
@@ -76,21 +78,23 @@ class Commands:
         if group is None or group.leader is None:
             return
         leader, allocator = group.leader, self.groups.allocator
-        credit = self.admission.output_credit(leader, len(group.choices))
-        ahead = self.groups.scheduler.waiting.pages_before(leader)
-        num_hits = None
+        scheduler = self.groups.scheduler
+        num_choices = len(group.choices)
+        allowance = scheduler.allowances.of_request(leader, num_choices, is_pulled=True)
+        ahead = scheduler.waiting.pages_before(leader)
+        runs = None
         if self._has_row(leader):
-            num_hits = allocator.grant(leader, leader.num_tokens // PAGE_TOKENS, credit, ahead)
-        if num_hits is None:
-            needed = pages_of(leader.num_tokens) + credit
-            event = Refused(slot, needed, max(0, allocator.pool.num_available - ahead))
-            self.groups.events.append(event)
+            runs = allocator.grant_destination(leader, allowance, ahead)
+        if runs is None:
+            num_free = max(0, allocator.pool.num_available - ahead)
+            self.groups.events.append(Refused(slot, sum(allowance), num_free))
             self.groups.end(group)
             return
         leader.stage = Stage.WAITING_FOR_KV
         group.num_scored = leader.num_tokens  # by who computes the prompt
-        group.num_cached_tokens = num_hits * PAGE_TOKENS
-        self.groups.events.append(Reserved(slot, num_hits, leader.pages[num_hits:]))
+        num_cached = min(map(_num_cached, leader.tables, runs))
+        group.num_cached_tokens = num_cached * PAGE_TOKENS
+        self.groups.events.append(Reserved(slot, num_cached, runs))
 
     def _has_row(self, leader: Sequence) -> bool:
         scheduler = self.groups.scheduler
@@ -114,9 +118,11 @@ class Commands:
     def _commit_pulled(self, leader: Sequence, command: Pulled) -> None:
         """The front has verified these bytes; what does not fit the slot is left unnamed."""
         num_full = leader.num_tokens // PAGE_TOKENS
+        if not 0 <= command.group < len(leader.tables):
+            return
         for block, checksums in enumerate(command.checksums, command.first_block):
             if 0 <= block < num_full and len(checksums) == self.num_heads:
-                self.groups.allocator.commit(leader, block, tuple(checksums))
+                self.groups.allocator.commit(leader, command.group, block, tuple(checksums))
 
     def _adopt(self, leader: Sequence, command: Adopt) -> None:
         group = leader.group
@@ -138,3 +144,9 @@ class Commands:
         else:
             for sequence in [s for s in group.sequences if s.choice in command.choices]:
                 self.groups.end_choice(sequence)
+
+
+def _num_cached(table: BlockTable, missing: GrantedRun) -> int:
+    """Leading blocks of which a group misses none; 0 where it has found nothing that it needs."""
+    found_some = missing.first_block > table.first or not missing.pages
+    return missing.first_block if found_some else 0

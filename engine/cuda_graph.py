@@ -62,7 +62,13 @@ class DecodeGraphs:
         return captured.logits[:num]
 
     def _capture(self, rung: int, context: int) -> Captured:
-        batch = padded_batch(rung, context, self.scratch_page, self.pools[0].device)
+        batch = padded_batch(
+            rung,
+            context,
+            self.scratch_page,
+            self.pools[0].device,
+            len(self.model.layout.groups),
+        )
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -98,7 +104,11 @@ def rungs(first: int, factor: int, last: int) -> list[int]:
 
 
 def padded_batch(
-    num_rows: int, max_context: int, scratch_page: int, device: torch.device
+    num_rows: int,
+    max_context: int,
+    scratch_page: int,
+    device: torch.device,
+    num_page_groups: int = 1,
 ) -> ForwardBatch:
     """A decode batch of padding rows only: context 1, in the scratch page."""
     num_blocks = -(-max_context // PAGE_TOKENS)
@@ -107,11 +117,14 @@ def padded_batch(
     return ForwardBatch(
         token_ids=zeros,
         positions=zeros.clone(),
-        slot_mapping=torch.full_like(zeros, scratch_page * PAGE_TOKENS),
+        slot_mappings=tuple(
+            torch.full_like(zeros, scratch_page * PAGE_TOKENS) for _ in range(num_page_groups)
+        ),
         query_start=counting,
         context_lens=torch.ones_like(zeros),
-        block_table=torch.full(
-            (num_rows, num_blocks), scratch_page, dtype=torch.int64, device=device
+        block_tables=tuple(
+            torch.full((num_rows, num_blocks), scratch_page, dtype=torch.int64, device=device)
+            for _ in range(num_page_groups)
         ),
         logits_rows=counting[:-1].clone(),
         max_query_len=1,
@@ -122,14 +135,16 @@ def padded_batch(
 
 def fill(static: ForwardBatch, batch: ForwardBatch, scratch_page: int) -> None:
     """Copies `batch` into the first rows of `static` and makes the others padding."""
-    num, num_blocks = batch.block_table.shape
+    num = len(batch.token_ids)
     static.token_ids[:num].copy_(batch.token_ids)
     static.positions[:num].copy_(batch.positions)
-    static.slot_mapping[:num].copy_(batch.slot_mapping)
     static.context_lens[:num].copy_(batch.context_lens)
-    static.block_table[:num, :num_blocks].copy_(batch.block_table)
     static.token_ids[num:].zero_()
     static.positions[num:].zero_()
-    static.slot_mapping[num:].fill_(scratch_page * PAGE_TOKENS)
     static.context_lens[num:].fill_(1)
-    static.block_table[num:].fill_(scratch_page)
+    for slots, own in zip(static.slot_mappings, batch.slot_mappings, strict=True):
+        slots[:num].copy_(own)
+        slots[num:].fill_(scratch_page * PAGE_TOKENS)
+    for table, own in zip(static.block_tables, batch.block_tables, strict=True):
+        table[:num, : own.shape[1]].copy_(own)
+        table[num:].fill_(scratch_page)

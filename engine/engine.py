@@ -15,6 +15,7 @@ import torch
 
 from paceline.engine.admission import Admission
 from paceline.engine.allocator import Allocator, StepClock
+from paceline.engine.allowances import Allowances
 from paceline.engine.batch_state import BatchState
 from paceline.engine.commands import Commands
 from paceline.engine.config import EngineConfig
@@ -43,7 +44,7 @@ class LaunchedStep:
 
 
 class Engine:
-    """`pools`: one tensor a page group; `memory`: the bytes of the first, if it is on the CPU.
+    """`pools`: one tensor, which all page groups share; `memory`: its bytes, if it is on the CPU.
 
     With CUDA graphs the last page of the pool is scratch and is never given to a request.
     `handle`, `take_output` and `pool_calls` may be used from other threads; `step`, `advance`,
@@ -57,27 +58,29 @@ class Engine:
         pools: tuple[torch.Tensor, ...],
         memory: memoryview | None = None,
     ) -> None:
-        group = model.layout.groups[0]
+        groups, page = model.layout.groups, model.layout.page
         use_graphs = pools[0].device.type == "cuda" and config.cuda_graphs
         num_pages = pools[0].shape[0] - (1 if use_graphs else 0)
-        sums = page_sums(pools[0], memory, group)
+        sums = page_sums(pools[0], memory, page)
         self.clock = StepClock()
-        self.pool = PagePool(num_pages, config.max_pinned_share)
-        self.cache = PrefixCache(self.pool, config.prefix_cache)
+        has_window = tuple(group.window > 0 for group in groups)
+        self.pool = PagePool(num_pages, config.max_pinned_share, has_window)
+        self.cache = PrefixCache(self.pool, groups, config.prefix_cache)
         self.pool_calls = PoolCalls(self.cache, sums)
-        admission = Admission(model, num_pages, config.output_window_tokens)
-        self.max_length = admission.max_length
-        self.state = BatchState(config.max_running, admission.max_length)
-        allocator = Allocator(self.pool, self.cache, self.clock, self.state.set_page)
-        self.scheduler = Scheduler(config, self.state, allocator, admission)
+        allowances = Allowances(model.layout, num_pages, model.context_length, config)
+        self.max_length = allowances.max_length
+        self.state = BatchState(config.max_running, self.max_length, len(groups))
+        allocator = Allocator(groups, self.cache, self.clock, self.state.set_pages)
+        self.scheduler = Scheduler(config, self.state, allocator, allowances)
         graphs = None
         if use_graphs:
-            limits = (num_pages, config.max_running, admission.max_length)
+            limits = (num_pages, config.max_running, self.max_length)
             graphs = DecodeGraphs(model, pools, *limits)
         self.runner = Runner(model, pools, self.state, graphs)
         self.groups = Groups(self.scheduler, allocator, self.runner)
         self._outcome = Outcome(self.groups, sums)
-        self._commands = Commands(self.groups, admission, group.num_heads)
+        admission = Admission(model, allowances)
+        self._commands = Commands(self.groups, admission, page.num_heads)
         self._planned: Plan | None = None
         self._is_stepped = False  # since the last output
         self._lock = threading.Lock()

@@ -3,6 +3,7 @@
 from paceline.core.errors import ErrorCode, PacelineError
 from paceline.core.kv_layout import PAGE_TOKENS
 from paceline.engine.allocator import Allocator
+from paceline.engine.allowances import Pages
 from paceline.engine.messages import Ended, Event, Failed
 from paceline.engine.runner import Runner
 from paceline.engine.scheduler import Scheduler
@@ -60,8 +61,9 @@ class Groups:
         group.choices = [choice for choice, _ in tokens]
         others = [leader.fork(choice) for choice in group.choices[1:]]
         group.sequences += others
-        self.allocator.split_credit(leader, others)
-        self._share_pages(leader, others)
+        allowance = self.scheduler.allowances.of_choice(group.max_length)
+        self.allocator.split_credit(leader, others, allowance)
+        self._share_pages(leader, others, allowance)
         leader.choice = group.choices[0]
         leader.order = (*leader.order[:2], leader.choice)
         for sequence, (_, token_id) in zip(group.sequences, tokens, strict=True):
@@ -69,16 +71,18 @@ class Groups:
             if sequence.row < 0:
                 self.scheduler.enqueue(sequence)
 
-    def _share_pages(self, leader: Sequence, others: list[Sequence]) -> None:
-        copied = []
+    def _share_pages(self, leader: Sequence, others: list[Sequence], allowance: Pages) -> None:
+        copied: list[int] = []
         for other in others:
-            if self.allocator.share_prefix(leader, other):
-                copied.append(other.pages[-1])
-            elif not other.pages:
-                self.allocator.promise(other, -other.credit)
+            own = self.allocator.share_prefix(leader, other, allowance)
+            if own is None:
+                self.allocator.release(other)
+            else:
+                copied += own
         if copied:
-            source = leader.pages[leader.num_computed // PAGE_TOKENS]
-            self.runner.copy_pages([source] * len(copied), copied)
+            block = leader.num_computed // PAGE_TOKENS
+            sources = [table.pages[block] for table in leader.tables]
+            self.runner.copy_pages(sources * (len(copied) // len(sources)), copied)
 
     def _let_go(self, sequence: Sequence, transfer_slot: int | None) -> None:
         self.scheduler.drop(sequence)

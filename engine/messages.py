@@ -50,9 +50,11 @@ class Reserve(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Pulled(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Blocks [first_block, first_block + len(checksums)) lie verified in their pages."""
+    """Blocks [first_block, first_block + len(checksums)) of a page group lie verified in their
+    pages."""
 
     slot: int
+    group: int
     first_block: int
     checksums: list[list[int]]  # one list a block, one sum a KV head
 
@@ -137,7 +139,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Committed(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The first `num_blocks` blocks of a prefill-only slot are committed and can be pinned."""
+    """The first `num_blocks` blocks of a prefill-only slot are committed and can be pinned: in a
+    group with a window those of them that the end of its prompt sees."""
 
     slot: int
     num_blocks: int
@@ -151,12 +154,20 @@ class HandoffReady(msgspec.Struct, frozen=True, tag=True, array_like=True):
     first_tokens: list[FirstToken]
 
 
+class GrantedRun(msgspec.Struct, frozen=True, array_like=True):
+    """Destination pages for blocks [first_block, …), the partial last one included."""
+
+    first_block: int
+    pages: list[int]
+
+
 class Reserved(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Destination pages for blocks [num_cached_blocks, …), the partial last one included."""
+    """`runs`: by page group, of the blocks that the end of the prompt sees those that are not here;
+    for the first `num_cached_blocks` blocks nothing is missing."""
 
     slot: int
     num_cached_blocks: int
-    pages: list[int]
+    runs: list[GrantedRun]
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -172,7 +183,8 @@ class Ended(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Stored(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Blocks that can now be found by name, for the index."""
+    """Blocks that can now be found by name, for the index. Of the first page group alone: whether
+    the others have them too is found out where they are used."""
 
     keys: list[bytes]
 
@@ -220,10 +232,17 @@ class StepOutput(msgspec.Struct, frozen=True, array_like=True):
 # --- the pool channel: answered at once by a thread of its own, never in the step loop -----------
 
 
-class Pin(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Pin the leading run of `keys` that are here; `tail_slot`: its partial page too."""
+class KeyRun(msgspec.Struct, frozen=True, array_like=True):
+    """Blocks of one page group, in the order of their chain."""
 
+    group: int
     keys: list[bytes]
+
+
+class Pin(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Pin what leads of each run and is here; `tail_slot`: its partial pages too."""
+
+    runs: list[KeyRun]
     tail_slot: int | None = None
 
 
@@ -252,9 +271,14 @@ class PinnedPage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Pinned(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    pages: list[PinnedPage]
-    tail: PinnedPage | None = None
+    runs: list[list[PinnedPage]]
+    tails: list[PinnedPage] = []  # one a page group
     num_tail_tokens: int = 0
+
+    @property
+    def pages(self) -> list[PinnedPage]:
+        """All that is pinned."""
+        return [page for run in [*self.runs, self.tails] for page in run]
 
 
 class Unpinned(msgspec.Struct, frozen=True, tag=True, array_like=True):

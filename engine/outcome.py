@@ -33,7 +33,10 @@ class Outcome:
         for entry in plan.scheduled:
             if entry.is_current:
                 state.advance(entry.sequence, entry.num_new)
-        self._commit_blocks([e.sequence for e in plan.scheduled if e.is_current])
+        current = [entry.sequence for entry in plan.scheduled if entry.is_current]
+        self._commit_blocks(current)
+        for sequence in current:
+            self.groups.allocator.slide(sequence)
         self._announce_scores(plan, scored)
         first = 0
         for entry in plan.scheduled:
@@ -55,14 +58,15 @@ class Outcome:
             return
         pages = self.groups.allocator.pool.pages
         blocks = [
-            (s, block)
+            (s, group, block)
             for s in grown
-            for block in range(s.num_committed, s.num_computed // PAGE_TOKENS)
-            if pages[s.pages[block]].key is None  # else it was pulled, or is shared
+            for group, table in enumerate(s.tables)
+            for block in range(max(s.num_committed, table.first), s.num_computed // PAGE_TOKENS)
+            if pages[table.pages[block]].key is None  # else it was pulled, or is shared
         ]
-        sums = self.sums([s.pages[block] for s, block in blocks])
-        for (sequence, block), checksums in zip(blocks, sums, strict=True):
-            self.groups.allocator.commit(sequence, block, checksums)
+        sums = self.sums([s.tables[group].pages[block] for s, group, block in blocks])
+        for (sequence, group, block), checksums in zip(blocks, sums, strict=True):
+            self.groups.allocator.commit(sequence, group, block, checksums)
         for sequence in grown:
             sequence.num_committed = sequence.num_computed // PAGE_TOKENS
             self.announce(sequence.group, sequence.num_committed)
@@ -138,14 +142,16 @@ class Outcome:
             sequence.has_emitted = True
 
     def _hold(self, group: Group, leader: Sequence, emissions: list[Emission]) -> None:
-        """Keeps the KV for its reader: full blocks by name, the partial page by slot."""
+        """Keeps the KV for its reader: full blocks by name, the partial pages by slot."""
         self.groups.scheduler.drop(leader, Stage.HELD)
+        self.groups.allocator.give_back_credit(leader)
         num_tail = leader.num_tokens % PAGE_TOKENS
         if num_tail:
-            checksums = self.sums(leader.pages[-1:], num_tail)[0]
+            pages = [table.pages[-1] for table in leader.tables]
+            checksums = self.sums(pages, num_tail)
             cache = self.groups.allocator.cache
             with cache.pool.lock:
-                cache.tails[group.slot] = Tail(leader.pages[-1], num_tail, checksums)
+                cache.tails[group.slot] = Tail(tuple(pages), num_tail, tuple(checksums))
         firsts = [FirstToken(e.choice, e.token_ids[0], e.finish) for e in emissions]
         self.groups.events.append(HandoffReady(group.slot, leader.num_tokens, firsts))
 

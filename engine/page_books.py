@@ -55,4 +55,9 @@ def _fence_problem(pool: "PagePool", fenced: Counter[int]) -> str:
 
 
 def _promise_problem(pool: "PagePool") -> str:
-    return f"{pool.num_promised} pages are promised" if pool.num_promised < 0 else ""
+    if pool.num_promised < 0:
+        return f"{pool.num_promised} pages are promised"
+    shared = [max(0, r.refs - 1) for r in pool.pages if pool.has_window[r.group]]
+    if sum(shared) != pool.num_overlaps:
+        return f"{pool.num_overlaps} overlaps are counted, pages have {sum(shared)}"
+    return ""

@@ -1,4 +1,4 @@
-"""The pages of one group: who uses each, and when it may be written again.
+"""The pages of all page groups: who uses each, and when it may be written again.
 
 State of a page, the first that holds (so that they always sum to the pool):
 
@@ -9,6 +9,10 @@ State of a page, the first that holds (so that they always sum to the pool):
     free
 
 A page that is named is never written again, so it needs no fence when it is let go.
+
+Sequences that share a page of a group with a window leave it at different times, and each takes
+other pages then. What sharing spares for a while is therefore not given to new requests: every
+reference but the first counts as a page held back.
 """
 
 import threading
@@ -30,12 +34,14 @@ class PageState(IntEnum):
 
 @dataclass(slots=True)
 class Page:
-    """`generation` rises whenever the page is allocated anew; checksums: one a KV head."""
+    """`generation` rises whenever the page is allocated anew, for one `group`; checksums: one a KV
+    head."""
 
     refs: int = 0
     pins: int = 0
     fences: int = 0
     generation: int = 0
+    group: int = 0
     key: bytes | None = None
     packed_tokens: bytes = b""
     checksums: tuple[int, ...] = ()
@@ -57,11 +63,18 @@ class PagePool:
     `num_promised` pages of those available belong to admitted requests that will need them.
     """
 
-    def __init__(self, num_pages: int, max_pinned_share: float = 0.5) -> None:
+    def __init__(
+        self,
+        num_pages: int,
+        max_pinned_share: float = 0.5,
+        has_window: tuple[bool, ...] = (False,),  # by page group
+    ) -> None:
         self.lock = threading.RLock()
+        self.has_window = has_window
         self.pages = [Page() for _ in range(num_pages)]
         self.counts = [num_pages, 0, 0, 0, 0]
         self.num_promised = 0
+        self.num_overlaps = 0  # references but the first to pages of groups with a window
         self.max_pinned = int(num_pages * max_pinned_share)
         self.free_pages: deque[int] = deque(range(num_pages))
         self.cached_pages: OrderedDict[int, None] = OrderedDict()  # least recently used first
@@ -74,17 +87,24 @@ class PagePool:
         return len(self.pages)
 
     @property
-    def num_available(self) -> int:
-        """Pages that a new request may take."""
-        return len(self.free_pages) + len(self.cached_pages) - self.num_promised
+    def num_physical(self) -> int:
+        """Pages that can be written at once."""
+        return len(self.free_pages) + len(self.cached_pages)
 
-    def allocate(self, num_pages: int, promised: int = 0) -> list[int] | None:
-        """All or nothing; `promised` of them redeem an earlier promise."""
+    @property
+    def num_available(self) -> int:
+        """Pages that a new request may take. Negative while readers pin what left a window."""
+        return self.num_physical - self.num_promised - self.num_overlaps
+
+    def allocate(self, num_pages: int, group: int = 0, promised: int = 0) -> list[int] | None:
+        """All or nothing; `promised` of them redeem an earlier promise, for which a page needs to
+        be there and no more: all promises together never exceed the pool."""
         with self.lock:
-            if self.num_available + promised < num_pages:
+            num_others = num_pages - promised
+            if num_pages > self.num_physical or (num_others and num_others > self.num_available):
                 return None
             self.num_promised -= promised
-            return [self._take() for _ in range(num_pages)]
+            return [self._take(group) for _ in range(num_pages)]
 
     def promise(self, num_pages: int) -> None:
         """Holds back pages for later; negative gives a promise back."""
@@ -95,7 +115,9 @@ class PagePool:
         """One more sequence refers to `pages`, which are mapped or named."""
         with self.lock:
             for page in pages:
-                self.pages[page].refs += 1
+                record = self.pages[page]
+                self.num_overlaps += self.has_window[record.group] and record.refs > 0
+                record.refs += 1
                 self._settle(page)
 
     def release(
@@ -110,6 +132,7 @@ class PagePool:
             for page in reversed(pages):
                 record = self.pages[page]
                 record.refs -= 1
+                self.num_overlaps -= self.has_window[record.group] and record.refs > 0
                 if record.refs == 0 and record.key is None:
                     self._fence(page, step, slot)
                 self._settle(page)
@@ -171,13 +194,14 @@ class PagePool:
                 fenced += pages
             return books_problem(self, fenced)
 
-    def _take(self) -> int:
+    def _take(self, group: int) -> int:
         if not self.free_pages:
             self.on_evict(next(iter(self.cached_pages)))  # makes it a free page
         page = self.free_pages.popleft()
         record = self.pages[page]
         record.refs = 1
         record.generation += 1
+        record.group = group
         self._move(record, PageState.MAPPED)
         return page
 

@@ -42,13 +42,20 @@ class PoolCalls:
 
     def _pin(self, call: Pin) -> Pinned:
         with self.pool.lock:
-            pages = [self._pinned(page) for page in self.cache.pin_run(call.keys)]
+            runs = [
+                [self._pinned(page) for page in self.cache.pin_run(run.keys, run.group)]
+                for run in call.runs
+            ]
             tail = None if call.tail_slot is None else self.cache.tails.get(call.tail_slot)
-            if tail is None or not self.pool.pin(tail.page):
-                return Pinned(pages)
-            generation = self.pool.pages[tail.page].generation
-            pinned = PinnedPage(tail.page, generation, list(tail.checksums))
-            return Pinned(pages, pinned, tail.num_tokens)
+            if tail is None:
+                return Pinned(runs)
+            tails = []
+            for page, checksums in zip(tail.pages, tail.checksums, strict=True):
+                pinned = self.pool.pin(page)
+                assert pinned, "the slot refers to it: pinning takes nothing"
+                generation = self.pool.pages[page].generation
+                tails.append(PinnedPage(page, generation, list(checksums)))
+            return Pinned(runs, tails, tail.num_tokens)
 
     def _pinned(self, page: int) -> PinnedPage:
         record = self.pool.pages[page]

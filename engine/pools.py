@@ -20,11 +20,10 @@ class PageSums(Protocol):
 
 
 def allocate_pools(layout: KVLayout, num_pages: int, device: str) -> tuple[torch.Tensor, ...]:
-    """Zeroed pools, [num_pages, *group.shape] each."""
-    return tuple(
-        torch.zeros((num_pages, *group.shape), dtype=getattr(torch, group.dtype), device=device)
-        for group in layout.groups
-    )
+    """A zeroed pool, [num_pages, *page.shape], which all page groups share."""
+    page = layout.page
+    shape = (num_pages, *page.shape)
+    return (torch.zeros(shape, dtype=getattr(torch, page.dtype), device=device),)
 
 
 def view_pool(memory: memoryview, group: PageGroup) -> torch.Tensor:

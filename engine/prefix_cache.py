@@ -1,14 +1,18 @@
-"""Names of pages: key → page of one page group, so that a page is named (key, group).
+"""Names of pages: (key, page group) → page.
 
 A page is committed – named, found by others, published – only when all its tokens are accepted,
 its bytes are there and its checksums are known. Committing a name that exists keeps the first
 copy. A local hit compares token ids as well as keys.
+
+A hit of B blocks needs all of them in groups of full attention; in a group with a window those that
+the token after them sees. Only the first group is published: the index is a hint for routers, and
+what a worker can use of it is decided there.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.core.kv_layout import PAGE_TOKENS
+from paceline.core.kv_layout import PAGE_TOKENS, PageGroup
 from paceline.engine.messages import Removed, Stored
 from paceline.engine.page_pool import PagePool
 
@@ -17,37 +21,53 @@ PACKED_BLOCK_BYTES = PAGE_TOKENS * 8  # token ids of a block as int64
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The partial last page of a prefilled slot: it has no name, its reader asks by slot."""
+    """The partial last pages of a prefilled slot, one a group: they have no name, its reader asks
+    by slot."""
 
-    page: int
+    pages: tuple[int, ...]
     num_tokens: int
-    checksums: tuple[int, ...]
+    checksums: tuple[tuple[int, ...], ...]
 
 
 class PrefixCache:
     """Shares the lock of its pool. `enabled=False`: names are kept for readers, never reused."""
 
-    def __init__(self, pool: PagePool, enabled: bool = True) -> None:
+    def __init__(self, pool: PagePool, groups: tuple[PageGroup, ...], enabled: bool = True) -> None:
         self.pool = pool
+        self.groups = groups
         self.enabled = enabled
         self.tails: dict[int, Tail] = {}  # by slot
-        self._page_of: dict[bytes, int] = {}
+        self._page_of: tuple[dict[bytes, int], ...] = tuple({} for _ in groups)
         self._events: list[Stored | Removed] = []
         pool.on_evict = self.forget
 
     def __len__(self) -> int:
-        return len(self._page_of)
+        return sum(map(len, self._page_of))
 
-    def match(self, keys: Sequence[bytes], packed_tokens: bytes) -> list[int]:
-        """Pages of the longest leading run of `keys` that is here with the same token ids."""
-        if not self.enabled:
-            return []
+    def match(self, keys: Sequence[bytes], packed_tokens: bytes) -> tuple[int, list[list[int]]]:
+        """The most leading blocks of `keys` that can be reused, and by group the pages of those
+        that the next token sees."""
+        num_blocks = len(keys)
+        runs: dict[int, list[int]] = {}
+        for i, group in enumerate(self.groups):
+            if not group.window:
+                runs[i] = self.run_from(i, 0, keys[:num_blocks], packed_tokens)
+                num_blocks = len(runs[i])
+        num_blocks = self._agree(num_blocks, keys, packed_tokens)
+        for i, group in enumerate(self.groups):
+            if group.window:
+                first = self._first_of(i, num_blocks)
+                runs[i] = self.run_from(i, first, keys[:num_blocks], packed_tokens)
+        return num_blocks, [runs[i][:num_blocks] for i in range(len(self.groups))]
+
+    def run_from(
+        self, group: int, first: int, keys: Sequence[bytes], packed_tokens: bytes
+    ) -> list[int]:
+        """Pages of the run of blocks from `first` on that are here with the same token ids."""
         pages: list[int] = []
-        for i, key in enumerate(keys):
-            page = self._page_of.get(key)
-            if page is None or self.pool.pages[page].packed_tokens != packed_block(
-                packed_tokens, i
-            ):
+        for block in range(first, len(keys)):
+            page = self._find(group, block, keys, packed_tokens)
+            if page is None:
                 break
             pages.append(page)
         return pages
@@ -55,32 +75,35 @@ class PrefixCache:
     def commit(
         self, page: int, key: bytes, packed_tokens: bytes, checksums: tuple[int, ...]
     ) -> int:
-        """Names `page`, or returns the page that bears the name already."""
+        """Names `page`, or returns the page of its group that bears the name already."""
         with self.pool.lock:
-            first = self._page_of.get(key)
+            names = self._page_of[self.pool.pages[page].group]
+            first = names.get(key)
             if first is not None:
                 same = self.pool.pages[first].packed_tokens == packed_tokens
                 return first if same else page
             self.pool.set_name(page, key, packed_tokens, checksums)
-            self._page_of[key] = page
-            self._publish(Stored, key)
+            names[key] = page
+            self._publish(Stored, page)
             return page
 
     def forget(self, page: int) -> None:
         """Takes the name from a page: it is evicted, or its bytes are wrong."""
         with self.pool.lock:
-            key = self.pool.pages[page].key
-            if key is not None:
-                del self._page_of[key]
-                self._publish(Removed, key)
+            record = self.pool.pages[page]
+            if record.key is not None:
+                del self._page_of[record.group][record.key]
+                self._publish(Removed, page)
             self.pool.drop_name(page)
 
-    def pin_run(self, keys: Sequence[bytes]) -> list[int]:
+    def pin_run(self, keys: Sequence[bytes], group: int = 0) -> list[int]:
         """Pins the leading run of `keys` that is here and may be pinned."""
         pinned: list[int] = []
+        if not 0 <= group < len(self.groups):
+            return pinned
         with self.pool.lock:
             for key in keys:
-                page = self._page_of.get(key)
+                page = self._page_of[group].get(key)
                 if page is None or not self.pool.pin(page):
                     break
                 pinned.append(page)
@@ -99,14 +122,52 @@ class PrefixCache:
     def check_integrity(self) -> str:
         """Empty when names and pages agree."""
         with self.pool.lock:
-            named = {r.key: p for p, r in enumerate(self.pool.pages) if r.key is not None}
-            return "" if named == self._page_of else "names and pages disagree"
+            named: list[dict[bytes, int]] = [{} for _ in self.groups]
+            for page, record in enumerate(self.pool.pages):
+                if record.key is not None:
+                    named[record.group][record.key] = page
+            return "" if tuple(named) == self._page_of else "names and pages disagree"
 
-    def _publish(self, kind: type[Stored] | type[Removed], key: bytes) -> None:
+    def _agree(self, num_blocks: int, keys: Sequence[bytes], packed_tokens: bytes) -> int:
+        """The largest number up to `num_blocks` whose last blocks are here in every group with a
+        window. Looks at each block once a group: `lows[i]` up to the end is known to be here."""
+        lows = {i: num_blocks for i, group in enumerate(self.groups) if group.window}
+        is_agreed = False
+        while num_blocks and not is_agreed:
+            is_agreed = True
+            for i, low in lows.items():
+                first = self._first_of(i, num_blocks)
+                low = min(low, num_blocks)
+                while low > first and self._find(i, low - 1, keys, packed_tokens) is not None:
+                    low -= 1
+                lows[i] = low
+                if low > first:  # nothing that sees the block before `low` can be reused
+                    num_blocks = low - 1
+                    is_agreed = False
+                    break
+        return num_blocks
+
+    def _first_of(self, group: int, num_blocks: int) -> int:
+        """The first block that the token after `num_blocks` blocks sees."""
+        return self.groups[group].first_block(num_blocks * PAGE_TOKENS)
+
+    def _find(
+        self, group: int, block: int, keys: Sequence[bytes], packed_tokens: bytes
+    ) -> int | None:
+        page = self._page_of[group].get(keys[block]) if self.enabled else None
+        if page is None:
+            return None
+        packed = packed_block(packed_tokens, block)
+        return page if self.pool.pages[page].packed_tokens == packed else None
+
+    def _publish(self, kind: type[Stored] | type[Removed], page: int) -> None:
+        record = self.pool.pages[page]
+        if record.group or record.key is None:
+            return
         if self._events and type(self._events[-1]) is kind:
-            self._events[-1].keys.append(key)
+            self._events[-1].keys.append(record.key)
         else:
-            self._events.append(kind([key]))
+            self._events.append(kind([record.key]))
 
 
 def packed_block(packed_tokens: bytes, block: int) -> bytes:

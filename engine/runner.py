@@ -133,9 +133,11 @@ class Runner:
         """What the model gets, on its device."""
         contexts, num_decodes = arrays.contexts, arrays.num_decodes
         num_blocks = (int(contexts.max()) - 1) // PAGE_TOKENS + 1
-        table = self.state.block_table[arrays.rows, :num_blocks]
+        all_tables = self.state.block_tables
+        tables = [all_tables[arrays.rows, i, :num_blocks] for i in range(all_tables.shape[1])]
         token_ids, positions, owners = self._packed(plan, arrays)
-        slots = table[owners, positions // PAGE_TOKENS] * PAGE_TOKENS + positions % PAGE_TOKENS
+        blocks, offsets = positions // PAGE_TOKENS, positions % PAGE_TOKENS
+        slots = [table[owners, blocks] * PAGE_TOKENS + offsets for table in tables]
         ends = arrays.starts[1:]
         scored = [
             start - entry.sequence.num_computed + np.asarray(entry.scored, np.int64)
@@ -146,10 +148,10 @@ class Runner:
         return ForwardBatch(
             token_ids=self._tensor(token_ids),
             positions=self._tensor(positions),
-            slot_mapping=self._tensor(slots),
+            slot_mappings=tuple(map(self._tensor, slots)),
             query_start=self._tensor(arrays.starts),
             context_lens=self._tensor(contexts),
-            block_table=self._tensor(table),
+            block_tables=tuple(map(self._tensor, tables)),
             logits_rows=self._tensor(logits_rows),
             max_query_len=int(arrays.lengths.max()),
             max_context_len=int(contexts[:num_decodes].max(initial=0)),

@@ -5,11 +5,13 @@ decodes first       one token each; a sequence without room for it takes a page,
 chunks              running prompts, then waiting ones that fit whole, under the rest of the
                     token budget and the time budget
 a preempted one     loses pages and row, and computes again, from the prefix cache if it can
+
+A sequence whose promised page is pinned by a reader for the moment waits for another step.
 """
 
 from paceline.core.kv_layout import PAGE_TOKENS
-from paceline.engine.admission import Admission
-from paceline.engine.allocator import Allocator
+from paceline.engine.allocator import Allocator, Room
+from paceline.engine.allowances import Allowances, Pages
 from paceline.engine.batch_state import BatchState
 from paceline.engine.config import EngineConfig
 from paceline.engine.plan import Plan, Scheduled, schedule
@@ -24,18 +26,18 @@ class Scheduler:
     """Owns the queues; rows belong to `state`, pages to `allocator`."""
 
     def __init__(
-        self, config: EngineConfig, state: BatchState, allocator: Allocator, admission: Admission
+        self, config: EngineConfig, state: BatchState, allocator: Allocator, allowances: Allowances
     ) -> None:
         self.config = config
         self.state = state
         self.allocator = allocator
-        self.admission = admission
+        self.allowances = allowances
         self.waiting = WaitingQueue()  # for pages
         self.ready = WaitingQueue()  # have pages, wait for a row
         self.step_time = StepTime(config.step_time_ms / 1000)
         self.num_preemptions = 0
         self.newly_admitted: list[Sequence] = []
-        self._window_pages = -(-config.output_window_tokens // PAGE_TOKENS)
+        self._renewal_pages = pages_of(config.output_window_tokens)
         self._num_unscored = 0  # rows of logits that this step may still score
 
     def plan(self) -> Plan | None:
@@ -52,10 +54,10 @@ class Scheduler:
         return Plan(decodes, chunks) if decodes or chunks else None
 
     def enqueue(self, sequence: Sequence) -> None:
-        if sequence.pages:
+        if sequence.is_granted:
             self.ready.push(sequence)
         else:
-            self.waiting.push(sequence, self._num_pages_needed(sequence))
+            self.waiting.push(sequence, sum(self._allowance(sequence)))
 
     def preempt(self, sequence: Sequence) -> None:
         """Takes pages and row; what is in flight for it no longer counts."""
@@ -82,25 +84,33 @@ class Scheduler:
             self.state.add(sequence)
 
     def _decodes(self) -> list[Scheduled]:
-        growing = [s for s in self.state.sequences if s.num_computed == PAGE_TOKENS * len(s.pages)]
+        growing = [
+            s
+            for s in self.state.sequences
+            if s.num_computed == PAGE_TOKENS * s.num_blocks and s.num_tokens - s.num_computed == 1
+        ]
+        stuck = set()
         for sequence in sorted(growing, key=lambda s: s.order):
-            if sequence.row >= 0:  # else it was preempted for another
-                self._make_room(sequence)
+            # One without a row was preempted for another.
+            if sequence.row >= 0 and not self._make_room(sequence):
+                stuck.add(sequence)
         return [
             schedule(sequence, 1)
             for sequence in self.state.sequences
-            if sequence.num_tokens - sequence.num_computed == 1
+            if sequence.num_tokens - sequence.num_computed == 1 and sequence not in stuck
         ]
 
-    def _make_room(self, sequence: Sequence) -> None:
-        """A page for its next token. May preempt others, or itself if it comes last."""
+    def _make_room(self, sequence: Sequence) -> bool:
+        """Pages for its next token. May preempt others, or itself if it comes last."""
         left = sequence.group.max_length - sequence.num_tokens
-        window = min(self._window_pages, -(-left // PAGE_TOKENS))
-        while not self.allocator.grow(sequence, window):
+        renewal = min(self._renewal_pages, pages_of(left))
+        num_blocks = pages_of(sequence.num_computed + 1)
+        while (room := self.allocator.extend(sequence, num_blocks, renewal)) is Room.NONE:
             victim = self._victim()
             self.preempt(victim)
             if victim is sequence:
-                return
+                return False
+        return room is Room.MADE
 
     def _victim(self) -> Sequence:
         """Last by priority and arrival. A prompt that a reader follows is never taken back."""
@@ -120,12 +130,18 @@ class Scheduler:
         return chunks
 
     def _chunk(self, sequence: Sequence, budget: int) -> Scheduled | None:
-        """None: what is to be scored of it has to wait for the next step."""
+        """None: what is to be scored of it, or a page that it was promised, has to wait for the
+        next step."""
+        budget = min(budget, self.allowances.max_chunk_tokens)
         if self._scores_of(sequence):
             budget = min(budget, self._num_unscored)
         if budget <= 0:
             return None
-        entry = schedule(sequence, chunk_len(sequence, budget))
+        num_new = chunk_len(sequence, budget)
+        num_blocks = pages_of(sequence.num_computed + num_new)
+        if self.allocator.extend(sequence, num_blocks) is not Room.MADE:
+            return None
+        entry = schedule(sequence, num_new)
         self._num_unscored -= len(entry.scored)
         return entry
 
@@ -143,9 +159,9 @@ class Scheduler:
             self.newly_admitted.append(sequence)
             self.state.add(sequence)
             entry = self._chunk(sequence, budget)
-            assert entry is not None
-            (decodes if sequence.num_remaining == 1 else chunks).append(entry)
-            budget -= entry.num_new
+            if entry is not None:
+                (decodes if sequence.num_remaining == 1 else chunks).append(entry)
+                budget -= entry.num_new
 
     def _grant(self, sequence: Sequence) -> bool:
         """The last token is always computed here, and what is to be scored: cached pages have no
@@ -155,7 +171,7 @@ class Scheduler:
         if to_score := self._scores_of(sequence):
             max_hits = min(max_hits, to_score.start // PAGE_TOKENS)
         before = sequence.num_remaining
-        hits = self.allocator.grant(sequence, max_hits, self._credit(sequence))
+        hits = self.allocator.grant(sequence, max_hits, self._allowance(sequence))
         if hits is None:
             return False
         self.waiting.num_tokens -= before - sequence.num_remaining
@@ -163,15 +179,12 @@ class Scheduler:
             group.num_cached_tokens = min(hits * PAGE_TOKENS, group.spec.num_prompt_tokens)
         return True
 
-    def _credit(self, sequence: Sequence) -> int:
+    def _allowance(self, sequence: Sequence) -> Pages:
         group = sequence.group
         if group.prefill_only:
-            return 0
+            return self.allowances.of_prompt(sequence)
         num_choices = len(group.choices) if group.leader is sequence else 1
-        return self.admission.output_credit(sequence, num_choices)
-
-    def _num_pages_needed(self, sequence: Sequence) -> int:
-        return pages_of(sequence.num_tokens) + self._credit(sequence)
+        return self.allowances.of_request(sequence, num_choices)
 
 
 def chunk_len(sequence: Sequence, budget: int) -> int:

@@ -1,7 +1,7 @@
 """A request in the engine: a group, and one sequence for each of its choices.
 
 Until the first logits row there is one sequence, the leader, that stands for all choices; then it
-is forked. Forked sequences refer to the same full pages; each has its own partial last page.
+is forked. Forked sequences refer to the same full pages; each has partial last pages of its own.
 """
 
 from dataclasses import dataclass, field
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from paceline.core.keys import chain_keys
 from paceline.core.kv_layout import PAGE_TOKENS
+from paceline.engine.block_table import BlockTable
 from paceline.engine.messages import RequestSpec
 from paceline.engine.request_edits import RequestEdits
 from paceline.engine.token_counts import TokenCounts
@@ -58,27 +59,35 @@ class Group:
 
 
 class Sequence:
-    """Tokens, the pages of their KV, and how far it is computed."""
+    """Tokens, the pages of their KV by page group, and how far it is computed."""
 
     __slots__ = (
         "choice",
         "counts",
-        "credit",
         "epoch",
         "group",
         "has_emitted",
+        "is_granted",
         "keys",
+        "num_blocks",
         "num_committed",
         "num_computed",
         "num_tokens",
         "order",
-        "pages",
         "row",
         "stage",
+        "tables",
         "tokens",
     )
 
-    def __init__(self, group: Group, choice: int, tokens: NDArray[np.int64], num_tokens: int):
+    def __init__(
+        self,
+        group: Group,
+        choice: int,
+        tokens: NDArray[np.int64],
+        num_tokens: int,
+        num_page_groups: int = 1,
+    ) -> None:
         self.group = group
         self.choice = choice
         self.tokens = tokens
@@ -88,8 +97,9 @@ class Sequence:
         self.epoch = 0  # rises when what is in flight for it no longer counts
         self.num_computed = 0
         self.num_committed = 0  # leading blocks that were offered to the prefix cache
-        self.pages: list[int] = []
-        self.credit = 0  # pages promised to it
+        self.tables = tuple(BlockTable() for _ in range(num_page_groups))
+        self.num_blocks = 0  # for which every table is long enough
+        self.is_granted = False  # pages, or a promise of them
         self.keys: list[bytes] = []
         self.row = -1
         self.has_emitted = False
@@ -132,7 +142,7 @@ class Sequence:
 
     def fork(self, choice: int) -> "Sequence":
         """Another choice with the same tokens and no pages yet."""
-        other = Sequence(self.group, choice, self.tokens.copy(), self.num_tokens)
+        other = Sequence(self.group, choice, self.tokens.copy(), self.num_tokens, len(self.tables))
         other.keys = list(self.keys)
         return other
 

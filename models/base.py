@@ -21,7 +21,9 @@ class ForwardBatch:
     """One step: T new tokens of B sequences, packed; all tensors on the model's device.
 
     Sequence b owns rows query_start[b]:query_start[b + 1]; its context after this step is
-    context_lens[b] tokens, whose KV lies in pages block_table[b, : ceil(context / PAGE_TOKENS)].
+    context_lens[b] tokens, whose KV of page group g lies in pages
+    block_tables[g][b, : ceil(context / PAGE_TOKENS)]. Blocks that none of its new tokens sees in a
+    group with a window have no page there: their entries are 0 and must not be read.
 
     Order: the D = B - len(prefills) decode sequences come first, one row each (rows 0..D-1), then
     the prefill chunks, described on the host by `prefills`. A chunk of one token may be either.
@@ -31,10 +33,11 @@ class ForwardBatch:
 
     token_ids: torch.Tensor  # [T] int64
     positions: torch.Tensor  # [T] int64
-    slot_mapping: torch.Tensor  # [T] int64: page * PAGE_TOKENS + offset, where its KV is written
+    slot_mappings: tuple[torch.Tensor, ...]  # by group, [T] int64: page * PAGE_TOKENS + offset,
+    # where its KV is written
     query_start: torch.Tensor  # [B + 1] int64
     context_lens: torch.Tensor  # [B] int64
-    block_table: torch.Tensor  # [B, max_blocks] int64, padded with 0
+    block_tables: tuple[torch.Tensor, ...]  # by group, [B, max_blocks] int64, padded with 0
     logits_rows: torch.Tensor  # [R] int64: rows of T whose logits are wanted
     max_query_len: int  # of the longest sequence: 1 means a pure decode step
     max_context_len: int  # upper bound over the decode sequences; the others' are in `prefills`
@@ -52,7 +55,7 @@ class Model(Protocol):
     def forward(self, batch: ForwardBatch, pools: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """Writes the KV of the new tokens into `pools`, returns logits [R, vocab] in float32.
 
-        `pools[g]` has shape [num_pages, *layout.groups[g].shape].
+        `pools` has one tensor, [num_pages, *layout.page.shape]: pages of all groups are alike.
         """
         ...
 

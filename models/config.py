@@ -110,11 +110,6 @@ class ModelConfig:
         """Each that a layer has, once."""
         return tuple(dict.fromkeys(a.rope for a in self.attentions if a.rope is not None))
 
-    @property
-    def windows(self) -> tuple[int, ...]:
-        """Each that a layer has, once."""
-        return tuple(dict.fromkeys(a.window for a in self.attentions))
-
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
             reason = f"must divide the number of attention heads, {self.num_heads}"

@@ -6,7 +6,7 @@ from typing import ClassVar, Protocol, Self
 
 import torch
 
-from paceline.core.kv_layout import KVLayout, PageGroup
+from paceline.core.kv_layout import layout_of
 from paceline.kernels.attention import AttentionPlan, paged_attention, plan_attention
 from paceline.kernels.kv_write import HeadScale, prepare_heads
 from paceline.kernels.rope import rope_tables
@@ -46,7 +46,6 @@ class Attention:
         self.qkv = qkv
         self.whole_norm = norm if isinstance(norm, WholeNorm) else None
         self.head_scale = norm if isinstance(norm, HeadScale) else None
-        self.layer = layer
         self.config = config.attentions[layer]
         rope = self.config.rope
         self.rope_index = None if rope is None else config.ropes.index(rope)
@@ -56,18 +55,21 @@ class Attention:
         self,
         hidden: torch.Tensor,
         pool: torch.Tensor,
+        layer: int,
         plan: AttentionPlan,
         tables: Sequence[RotaryTables],
     ) -> torch.Tensor:
-        """[T, hidden] → [T, query heads × dim]; writes the KV of the new tokens."""
+        """[T, hidden] → [T, query heads × dim]; writes the KV of the new tokens.
+
+        `layer`: its index in a page of its group; `plan`: of that group."""
         qkv = self.qkv(hidden).view(hidden.shape[0], -1, self.head_dim)
         if self.whole_norm is not None:
             self.whole_norm.apply_(qkv)
         rotation = None if self.rope_index is None else tables[self.rope_index]
-        query = prepare_heads(qkv, pool, self.layer, plan, rotation, self.head_scale)
+        query = prepare_heads(qkv, pool, layer, plan, rotation, self.head_scale)
         config = self.config
         return paged_attention(
-            query, pool, self.layer, plan, config.scale, config.window, config.softcap
+            query, pool, layer, plan, config.scale, config.window, config.softcap
         ).flatten(1)
 
 
@@ -87,8 +89,8 @@ class Decoder(ABC):
         self.context_length = config.context_length
         self.eos_token_ids = source.eos_token_ids
         dtype = str(source.dtype).removeprefix("torch.")
-        group = PageGroup("full", config.num_layers, config.num_kv_heads, config.head_dim, dtype)
-        self.layout = KVLayout((group,))
+        windows = [attention.window for attention in config.attentions]
+        self.layout = layout_of(windows, config.num_kv_heads, config.head_dim, dtype)
         self._build = build
         self._ropes = [
             (inverse_frequencies(rope).to(source.device), rope.attention_factor)
@@ -120,9 +122,10 @@ class Decoder(ABC):
             rope_tables(batch.positions, inv_freq, scaling, hidden.dtype)
             for inv_freq, scaling in self._ropes
         ]
-        plan = self._plan(batch, hidden.dtype)
-        for block in self.blocks:
-            attended = block.attention(block.norm_1(hidden), pools[0], plan, tables)
+        plans = self._plans(batch, hidden.dtype)
+        for block, (group, layer) in zip(self.blocks, self.layout.layers, strict=True):
+            plan = plans[group]
+            attended = block.attention(block.norm_1(hidden), pools[0], layer, plan, tables)
             if block is self.blocks[-1]:  # all KV is written: only rows with logits go on
                 if not len(batch.logits_rows):
                     return hidden.new_empty(0, self.vocab_size, dtype=torch.float32)
@@ -132,14 +135,20 @@ class Decoder(ABC):
         cap = self.config.logits_softcap
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
-    def _plan(self, batch: ForwardBatch, dtype: torch.dtype) -> AttentionPlan:
-        return plan_attention(
-            self.layout.groups[0],
-            batch.slot_mapping,
-            batch.block_table,
-            batch.context_lens,
-            batch.max_context_len,
-            [(chunk.query_len, chunk.context_len) for chunk in batch.prefills],
-            dtype,
-            self.config.windows,
-        )
+    def _plans(self, batch: ForwardBatch, dtype: torch.dtype) -> list[AttentionPlan]:
+        """By page group."""
+        prefills = [(chunk.query_len, chunk.context_len) for chunk in batch.prefills]
+        tables = zip(self.layout.groups, batch.slot_mappings, batch.block_tables, strict=True)
+        return [
+            plan_attention(
+                group,
+                slots,
+                table,
+                batch.context_lens,
+                batch.max_context_len,
+                prefills,
+                dtype,
+                (group.window,),
+            )
+            for group, slots, table in tables
+        ]

@@ -5,9 +5,11 @@
     hash(context)       = Σ mix(signature(position), position)                 mod 2^64
 
 A wrong byte, a missing block or a wrong order changes the hash, hence the token. How the prompt was
-cut into chunks does not. Logits are uniform in [0, 8); the favourite has 10.
+cut into chunks does not. A layer with a window is part of the signatures of the last positions
+only: of as many as the window has. Logits are uniform in [0, 8); the favourite has 10.
 """
 
+import math
 import time
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,7 +17,7 @@ from typing import ClassVar
 import torch
 
 from paceline.core.errors import ConfigError
-from paceline.core.kv_layout import PAGE_TOKENS, KVLayout, PageGroup
+from paceline.core.kv_layout import PAGE_TOKENS, layout_of
 from paceline.models.base import ForwardBatch
 from paceline.models.config import served_context
 from paceline.models.fields import Fields
@@ -35,19 +37,30 @@ class MockConfig:
     step_s: float  # slept in every forward
     token_s: float  # slept for every prefill token
     eos_every: int  # the favourite is eos wherever the context length divides by this; 0: never
+    layer_windows: tuple[int, ...]  # of each layer; 0: it sees all
 
 
 def read_config(fields: Fields) -> MockConfig:
+    num_layers = fields.integer("num_hidden_layers")
     return MockConfig(
         vocab_size=fields.integer("vocab_size"),
-        num_hidden_layers=fields.integer("num_hidden_layers"),
+        num_hidden_layers=num_layers,
         num_key_value_heads=fields.integer("num_key_value_heads"),
         head_dim=fields.integer("head_dim"),
         max_position_embeddings=fields.integer("max_position_embeddings"),
         step_s=fields.number("step_s", 0.0),
         token_s=fields.number("token_s", 0.0),
         eos_every=fields.integer("eos_every", 0, minimum=0),
+        layer_windows=read_windows(fields, num_layers),
     )
+
+
+def read_windows(fields: Fields, num_layers: int) -> tuple[int, ...]:
+    windows = fields.get("layer_windows", [0] * num_layers)
+    if not (isinstance(windows, list) and len(windows) == num_layers and min(windows) >= 0):
+        reason = f"must have a window, or 0, for each of {num_layers} layers"
+        raise fields.error("layer_windows", windows, reason)
+    return tuple(windows)
 
 
 class MockModel:
@@ -64,15 +77,15 @@ class MockModel:
         if config.head_dim * source.dtype.itemsize % 8:
             raise ConfigError("head_dim", config.head_dim, "must make a multiple of 8 bytes")
         name = str(source.dtype).removeprefix("torch.")
-        group = PageGroup(
-            "full", config.num_hidden_layers, config.num_key_value_heads, config.head_dim, name
-        )
-        self.layout = KVLayout((group,))
-        num_cells = group.num_runs * group.num_heads * group.head_dim
+        heads = (config.num_key_value_heads, config.head_dim)
+        self.layout = layout_of(config.layer_windows, *heads, name)
+        page = self.layout.page
+        self._shape = (config.num_hidden_layers, page.num_planes, *heads)
+        num_cells = math.prod(self._shape)
         self._cells = torch.arange(num_cells, device=source.device)
-        num_words = num_cells * group.element_bytes // 8
+        num_words = num_cells * page.element_bytes // 8
         weights = mix(torch.arange(num_words, device=source.device)) | 1
-        self._weights = weights.view(group.num_runs, group.num_heads, 1, -1)
+        self._weights = weights.view(*self._shape[:3], 1, -1)
         self._vocabulary = mix(torch.arange(config.vocab_size, device=source.device))
         self._eos = torch.tensor(source.eos_token_ids, dtype=torch.int64, device=source.device)
 
@@ -91,9 +104,12 @@ class MockModel:
         sequences = torch.searchsorted(batch.query_start, batch.logits_rows, right=True) - 1
         contexts = batch.positions[batch.logits_rows] + 1
         longest = max([batch.max_context_len, *(chunk.context_len for chunk in batch.prefills)])
-        pages = batch.block_table[sequences, : -(-longest // PAGE_TOKENS)]
-        parts = zip(*(torch.split(t, _ROWS_AT_ONCE) for t in (pages, contexts)), strict=True)
-        hashes = [self._hash(pool, *part) for part in parts]
+        tables = [table[:, : -(-longest // PAGE_TOKENS)] for table in batch.block_tables]
+        rows = zip(*(torch.split(t, _ROWS_AT_ONCE) for t in (sequences, contexts)), strict=True)
+        hashes = [
+            self._hash(pool, [table[owners] for table in tables], lengths)
+            for owners, lengths in rows
+        ]
         return self._logits(torch.cat(hashes), contexts)
 
     def _sleep(self, batch: ForwardBatch) -> None:
@@ -103,20 +119,26 @@ class MockModel:
             time.sleep(wait_s)
 
     def _write(self, batch: ForwardBatch, pool: torch.Tensor) -> None:
-        group = self.layout.groups[0]
         tokens = mix(batch.token_ids * 0x10001 + mix(batch.positions))
-        cells = mix(tokens[:, None] + self._cells) & 0xFF
-        shape = (-1, group.num_layers, group.num_planes, group.num_heads, group.head_dim)
-        pages, offsets = batch.slot_mapping // PAGE_TOKENS, batch.slot_mapping % PAGE_TOKENS
-        pool[pages, :, :, :, offsets] = cells.view(shape).to(pool.dtype)
+        cells = (mix(tokens[:, None] + self._cells) & 0xFF).view(-1, *self._shape).to(pool.dtype)
+        for i, slots in enumerate(batch.slot_mappings):
+            layers = self.layout.layers_of(i)
+            pages, offsets = slots // PAGE_TOKENS, slots % PAGE_TOKENS
+            pool[pages, : len(layers), :, :, offsets] = cells[:, layers]
 
     def _hash(
-        self, pool: torch.Tensor, pages: torch.Tensor, contexts: torch.Tensor
+        self, pool: torch.Tensor, tables: list[torch.Tensor], contexts: torch.Tensor
     ) -> torch.Tensor:
-        """One int64 a row, over the first `contexts` tokens of `pages` [rows, blocks]."""
-        words = pool.view(torch.int64)[pages].flatten(2, 3)
-        signatures = (words * self._weights).sum(dim=(2, 3, 5)).flatten(1)
-        positions = torch.arange(signatures.shape[1], device=pages.device)
+        """One int64 a row, over the first `contexts` tokens of its pages; `tables` [rows, blocks]
+        by group."""
+        positions = torch.arange(tables[0].shape[1] * PAGE_TOKENS, device=pool.device)
+        signatures = torch.zeros_like(positions)
+        for i, (group, pages) in enumerate(zip(self.layout.groups, tables, strict=True)):
+            layers = self.layout.layers_of(i)
+            words = pool.view(torch.int64)[pages, : len(layers)]
+            found = (words * self._weights[layers]).sum(dim=(2, 3, 4, 6)).flatten(1)
+            first = contexts[:, None] - (group.window or len(positions))
+            signatures = signatures + torch.where(positions >= first, found, 0)
         seen = positions < contexts[:, None]
         return torch.where(seen, mix(signatures + mix(positions)), 0).sum(dim=1)
 

@@ -31,7 +31,7 @@ from paceline.rpc.convert import error_from_proto, finish_from_proto
 from paceline.rpc.status import error_of
 from paceline.v1 import common_pb2, kv_pb2
 from paceline.worker.peers import Peer
-from paceline.worker.ranges import PulledRange, RangePuller
+from paceline.worker.ranges import BlockRun, PulledRun, RangePuller
 
 if TYPE_CHECKING:
     from paceline.worker.session import Session
@@ -58,7 +58,7 @@ class Adoption:
         self._reserved = slot.reserved
         self._ticket = ticket
         self._endpoint = endpoint
-        self._next_block = slot.reserved.num_cached_blocks
+        self._next_blocks = [run.first_block for run in slot.reserved.runs]  # to pull, by group
         self._abort = threading.Event()
         self._puller: RangePuller | None = None
         self._owes_close = False
@@ -129,7 +129,8 @@ class Adoption:
                     record: kv_pb2.HandoffRecord = event.record
                     return record
                 end = min(event.num_committed_blocks, len(keys))
-                if peer.statistics.link_seconds(end - self._next_block) > WORTH_PULLING_S:
+                num_pages = sum(map(len, self._missing(end)))
+                if peer.statistics.link_seconds(num_pages) > WORTH_PULLING_S:
                     await self._pull_to(end, keys)
         finally:
             call.cancel()
@@ -138,16 +139,24 @@ class Adoption:
     async def _pull_to(self, end: int, keys: list[BlockKey], *, with_tail: bool = False) -> None:
         """Pulls blocks up to `end`, in ranges, and tells the engine of each."""
         assert self._puller is not None
-        async for pulled in self._puller.pull(self._next_block, end, keys, with_tail=with_tail):
+        async for pulled in self._puller.pull(self._missing(end), keys, with_tail=with_tail):
             if self._abort.is_set():
                 raise asyncio.CancelledError
-            self._tell(pulled)
+            for run in pulled:
+                self._tell(run)
 
-    def _tell(self, pulled: PulledRange) -> None:
-        if pulled.checksums:
-            message = messages.Pulled(self._slot.number, pulled.first_block, pulled.checksums)
-            self._session.send(message)
-            self._next_block += len(pulled.checksums)
+    def _missing(self, end: int) -> list[BlockRun]:
+        """What is not here yet of the blocks before `end`."""
+        return [
+            BlockRun(group, start, end)
+            for group, start in enumerate(self._next_blocks)
+            if start < end
+        ]
+
+    def _tell(self, run: PulledRun) -> None:
+        parts = (run.group, run.first_block, run.checksums)
+        self._session.send(messages.Pulled(self._slot.number, *parts))
+        self._next_blocks[run.group] += len(run.checksums)
 
     async def _complete(
         self, peer: Peer, keys: list[BlockKey], record: kv_pb2.HandoffRecord

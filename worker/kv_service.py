@@ -46,15 +46,13 @@ class KvTransferServicer(kv_pb2_grpc.KvTransferServiceServicer):
     async def Pin(self, request: kv_pb2.PinRequest, context: Context) -> kv_pb2.PinResponse:
         session = self._current()
         self._check(session, request.ticket)
-        if len(request.keys) % KEY_BYTES:
-            raise InvalidRequest("keys", f"{len(request.keys)} bytes", "must be 32 bytes each")
-        keys = [request.keys[i : i + KEY_BYTES] for i in range(0, len(request.keys), KEY_BYTES)]
+        runs = [messages.KeyRun(run.group, split_keys(run.keys)) for run in request.runs]
         handoff = session.handoffs.get(key_of(request.ticket)) if request.with_tail else None
         if request.with_tail and handoff is None:
             raise KvUnavailable("the hand-off is not held here")
         tail_slot = handoff.slot_number if handoff is not None else None
         # Not cut off by a reader that leaves: what is pinned must reach its lease.
-        return await asyncio.shield(pin(session, request.ticket, keys, tail_slot))
+        return await asyncio.shield(pin(session, request.ticket, runs, tail_slot))
 
     async def Unpin(self, request: kv_pb2.UnpinRequest, context: Context) -> kv_pb2.UnpinResponse:
         session = self._current()
@@ -97,6 +95,12 @@ class KvTransferServicer(kv_pb2_grpc.KvTransferServiceServicer):
         check_ticket(session.info, session.secret, ticket, source_is_here=True)
 
 
+def split_keys(packed: bytes) -> list[bytes]:
+    if len(packed) % KEY_BYTES:
+        raise InvalidRequest("keys", f"{len(packed)} bytes", "must be 32 bytes each")
+    return [packed[i : i + KEY_BYTES] for i in range(0, len(packed), KEY_BYTES)]
+
+
 def describe(session: Session) -> kv_pb2.DescribeResponse:
     info = session.info
     groups = [
@@ -108,6 +112,7 @@ def describe(session: Session) -> kv_pb2.DescribeResponse:
             head_dim=group.head_dim,
             dtype=group.dtype,
             page_tokens=PAGE_TOKENS,
+            window=group.window,
         )
         for group in session.rank.ready.groups
     ]

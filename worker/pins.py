@@ -1,41 +1,41 @@
 """Pins pages for a reader: the rank's pool looks them up, the lease table says for how long."""
 
 from paceline.core.errors import KvUnavailable, PacelineError
-from paceline.engine.messages import Pin, Pinned, PinnedPage
+from paceline.engine.messages import KeyRun, Pin, Pinned, PinnedPage
 from paceline.v1 import common_pb2, kv_pb2
 from paceline.worker.handoffs import key_of, reader_of
 from paceline.worker.session import Session
 
 
 async def pin(
-    session: Session, ticket: common_pb2.Ticket, keys: list[bytes], tail_slot: int | None
+    session: Session, ticket: common_pb2.Ticket, runs: list[KeyRun], tail_slot: int | None
 ) -> kv_pb2.PinResponse:
-    """Pins the leading run of `keys`, and the tail of `tail_slot` when given, under a new lease.
+    """Pins what leads of `runs`, and the tails of `tail_slot` when given, under a new lease.
 
     Raises Overloaded at the cap on pins. What was pinned for a lease that ended meanwhile is
     unpinned again.
     """
     reader = reader_of(ticket)
-    num_pages = len(keys) + (tail_slot is not None)
+    num_tails = 0 if tail_slot is None else len(session.rank.ready.groups)
+    num_pages = sum(len(run.keys) for run in runs) + num_tails
     session.leases.promise(num_pages)
     try:
         lease_id = session.leases.open(reader, key_of(ticket))
         try:
-            pinned = await _call(session, Pin(keys, tail_slot))
+            pinned = await _call(session, Pin(runs, tail_slot))
         except PacelineError:
             session.leases.release(lease_id, reader)
             raise
     finally:
         session.leases.keep(num_pages)
-    held = [*pinned.pages, *([pinned.tail] if pinned.tail else [])]
-    pages = [(page.page, page.generation) for page in held]
+    pages = [(page.page, page.generation) for page in pinned.pages]
     if not session.leases.add(lease_id, pages):
         session.unpin(pages)
         raise KvUnavailable("the lease ended while its pages were being pinned")
     return kv_pb2.PinResponse(
         lease_id=lease_id,
-        pages=[_page_ref(page) for page in pinned.pages],
-        tail=_page_ref(pinned.tail) if pinned.tail else None,
+        runs=[kv_pb2.PageRun(pages=map(_page_ref, run)) for run in pinned.runs],
+        tails=map(_page_ref, pinned.tails),
         num_tail_tokens=pinned.num_tail_tokens,
     )
 

@@ -1,5 +1,6 @@
 """Pulls ranges of blocks of one hand-off: pin at the source, copy in a thread, unpin.
 
+Pages of all page groups are alike: a range may hold blocks of several, copied as one.
 Pins of all readers share a bounded part of the source's pool: at that bound a range is asked for
 again later, and smaller.
 """
@@ -32,9 +33,22 @@ PIN_PAUSE_S = 0.1  # when the source does not say how long
 
 
 @dataclass(frozen=True, slots=True)
-class PulledRange:
+class BlockRun:
+    """Full blocks [start, end) of a page group."""
+
+    group: int
+    start: int
+    end: int
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class PulledRun:
+    group: int
     first_block: int
-    checksums: list[list[int]]  # one list a full block
+    checksums: list[list[int]]  # one list a block
 
 
 class RangePuller:
@@ -64,66 +78,85 @@ class RangePuller:
         return self._copy is not None and not self._copy.done()
 
     async def pull(
-        self, start: int, end: int, keys: Sequence[BlockKey], *, with_tail: bool = False
-    ) -> AsyncIterator[PulledRange]:
-        """Blocks [start, end) in ranges, the tail page with the last. Yields what is verified.
+        self, runs: Sequence[BlockRun], keys: Sequence[BlockKey], *, with_tail: bool = False
+    ) -> AsyncIterator[list[PulledRun]]:
+        """The blocks of `runs` in ranges, the tail pages with the last. Yields what is verified.
 
         Raises KvUnavailable, Unavailable when the source is gone, Overloaded when its pins are
         taken for too long.
         """
         num_pages = MAX_RANGE_BLOCKS
         waits_until = time.monotonic() + MAX_PIN_WAIT_S
-        while start < end or with_tail:
-            stop = min(end, start + num_pages)
-            tail = with_tail and stop - start < num_pages  # the tail is a page too
+        num_tails = len(self._reserved.runs)
+        while runs or with_tail:
+            taken, rest = cut(runs, num_pages)
+            num_taken = sum(map(len, taken))
+            fits = num_taken == 0 or num_taken + num_tails <= num_pages
+            tail = with_tail and not rest and fits
             try:
-                pulled = await self._pull_range(start, stop, keys[start:stop], tail)
+                pulled = await self._pull_range(taken, keys, tail)
             except Overloaded as error:
                 if time.monotonic() > waits_until:
                     raise
-                num_pages = max(1, (stop - start + tail) // 2)
+                num_pages = max(1, (num_taken + tail * num_tails) // 2)
                 await asyncio.sleep(error.retry_after_s or PIN_PAUSE_S)
                 continue
             yield pulled
-            start = stop
+            runs = rest
             with_tail = with_tail and not tail
             waits_until = time.monotonic() + MAX_PIN_WAIT_S
 
     async def _pull_range(
-        self, start: int, end: int, keys: Sequence[BlockKey], tail: bool
-    ) -> PulledRange:
+        self, runs: Sequence[BlockRun], keys: Sequence[BlockKey], tail: bool
+    ) -> list[PulledRun]:
         beats = self._peer.beats
         async with self._session.pull_threads.turn(self._peer.turns):
-            pinned = await self._pin(keys, tail)
+            pinned = await self._pin(runs, keys, tail)
             beats.hold(pinned.lease_id)
             try:
-                parts = self._parts(start, end, pinned)
-                sums = await self._read(parts)
+                sums = await self._read(self._parts(runs, pinned))
                 if beats.is_lost(pinned.lease_id):
                     raise KvUnavailable("the lease on the source's pages ended during the copy")
             finally:
                 beats.drop(pinned.lease_id)
                 self._unpin(pinned.lease_id)
-        return PulledRange(start, sums[0].tolist() if end > start else [])
+        pulled, first = [], 0
+        for run in runs:
+            checksums = sums[0][first : first + len(run)].tolist()
+            pulled.append(PulledRun(run.group, run.start, checksums))
+            first += len(run)
+        return pulled
 
-    async def _pin(self, keys: Sequence[BlockKey], tail: bool) -> kv_pb2.PinResponse:
-        request = kv_pb2.PinRequest(ticket=self._ticket, keys=b"".join(keys), with_tail=tail)
+    async def _pin(
+        self, runs: Sequence[BlockRun], keys: Sequence[BlockKey], tail: bool
+    ) -> kv_pb2.PinResponse:
+        asked = [
+            kv_pb2.KeyRun(group=run.group, keys=b"".join(keys[run.start : run.end])) for run in runs
+        ]
+        request = kv_pb2.PinRequest(ticket=self._ticket, runs=asked, with_tail=tail)
         pinned = await self._peer.pin(request)
-        num_tail_tokens = self._num_tail_tokens if tail else 0
-        if len(pinned.pages) == len(keys) and pinned.num_tail_tokens == num_tail_tokens:
+        num_tails, num_tokens = len(self._reserved.runs) if tail else 0, self._num_tail_tokens
+        wanted, found = [len(run) for run in runs], [len(run.pages) for run in pinned.runs]
+        has_tails = len(pinned.tails) == num_tails and pinned.num_tail_tokens == tail * num_tokens
+        if found == wanted and has_tails:
             return pinned
         self._unpin(pinned.lease_id)
-        raise KvUnavailable(f"the source holds {len(pinned.pages)} of {len(keys)} blocks")
+        if found == wanted:
+            raise KvUnavailable("the source does not hold the end of the prompt")
+        raise KvUnavailable(f"the source holds {sum(found)} of {sum(wanted)} blocks")
 
-    def _parts(self, start: int, end: int, pinned: kv_pb2.PinResponse) -> list[PinnedPages]:
-        first = start - self._reserved.num_cached_blocks
-        pages = self._reserved.pages
-        parts = []
-        if end > start:
-            parts.append(_pinned_pages(pinned.pages, pages[first : first + end - start], None))
+    def _parts(self, runs: Sequence[BlockRun], pinned: kv_pb2.PinResponse) -> list[PinnedPages]:
+        granted = self._reserved.runs
+        refs: list[kv_pb2.PageRef] = []
+        pages: list[int] = []
+        for run, found in zip(runs, pinned.runs, strict=True):
+            first = run.start - granted[run.group].first_block
+            pages += granted[run.group].pages[first : first + len(run)]
+            refs += found.pages
+        parts = [_pinned_pages(refs, pages, None)] if pages else []
         if pinned.num_tail_tokens:
-            tail = pages[first + end - start : first + end - start + 1]
-            parts.append(_pinned_pages([pinned.tail], tail, pinned.num_tail_tokens))
+            tails = [run.pages[-1] for run in granted]
+            parts.append(_pinned_pages(list(pinned.tails), tails, pinned.num_tail_tokens))
         return parts
 
     async def _read(self, parts: list[PinnedPages]) -> list[CellSums]:
@@ -155,6 +188,20 @@ class RangePuller:
     def _unpin(self, lease_id: str) -> None:
         request = kv_pb2.UnpinRequest(ticket=self._ticket, lease_id=lease_id)
         self._session.background(self._peer.unpin, request)
+
+
+def cut(runs: Sequence[BlockRun], num_blocks: int) -> tuple[Sequence[BlockRun], Sequence[BlockRun]]:
+    """The first `num_blocks` blocks of `runs`, and the rest."""
+    taken: list[BlockRun] = []
+    for i, run in enumerate(runs):
+        if len(run) > num_blocks:
+            middle = run.start + num_blocks
+            if num_blocks:
+                taken.append(BlockRun(run.group, run.start, middle))
+            return taken, [BlockRun(run.group, middle, run.end), *runs[i + 1 :]]
+        taken.append(run)
+        num_blocks -= len(run)
+    return taken, []
 
 
 def _pinned_pages(

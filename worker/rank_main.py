@@ -175,7 +175,7 @@ def describe(loaded: LoadedModel, engine: Engine) -> RankReady:
         vocab_size=model.vocab_size,
         groups=model.layout.groups,
         num_pages=engine.pool.num_pages,
-        page_bytes=sum(group.page_bytes for group in model.layout.groups),
+        page_bytes=model.layout.page.page_bytes,
     )
 
 

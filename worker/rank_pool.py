@@ -12,9 +12,9 @@ def make_pools(
     model: Model, fd: int, pool_bytes: int, device: str
 ) -> tuple[tuple[torch.Tensor, ...], memoryview | None]:
     """Pools of whole pages in at most `pool_bytes`, and their memory when others can map it."""
-    group = model.layout.groups[0]
+    group = model.layout.page
     num_pages = pool_bytes // group.page_bytes
-    if num_pages < 2:
+    if num_pages < 2 * len(model.layout.groups):
         reason = f"holds {num_pages} pages of {group.page_bytes} bytes"
         raise ConfigError("pool_mib", pool_bytes >> 20, reason)
     if device != "cpu":

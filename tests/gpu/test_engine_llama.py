@@ -122,5 +122,5 @@ def test_checksums_of_device_pages_equal_those_of_their_bytes(folder: Path) -> N
     b.handle(Submit(0, SPECS[0])).run()
     named = [i for i, page in enumerate(b.engine.pool.pages) if page.key is not None]
     copy = b.engine.runner.pools[0].cpu()
-    sums = page_sums(copy, pool_memory(copy), b.engine.runner.model.layout.groups[0])
+    sums = page_sums(copy, pool_memory(copy), b.engine.runner.model.layout.page)
     assert sums(named) == [b.engine.pool.pages[i].checksums for i in named]

@@ -33,7 +33,7 @@ def test_a_captured_decode_step_equals_an_eager_one(tmp_path: Path, family: str)
     sequences = [Sequence([3, 1, 4]), Sequence([5, 9, 2])]
     run(model, pool, [(sequences[0], TOKENS[:20]), (sequences[1], TOKENS[20:60])])
     work = [(sequence, [7]) for sequence in sequences]
-    batch = make_batch(work, device="cuda")
+    batch = make_batch(model, work, device="cuda")
     expected = run(model, pool, work)
     with torch.inference_mode():
         graph = torch.cuda.CUDAGraph()

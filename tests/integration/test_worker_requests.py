@@ -318,13 +318,13 @@ async def test_wrong_bytes_at_the_source_are_found_and_dropped(deployment: Worke
 async def page_of_block(source: Attachment, request: common_pb2.TokenRequest, block: int) -> int:
     keys = chain_keys(request.root_key, request.token_ids)
     ticket = make_ticket(request, source.info, source.info)
-    pin = kv_pb2.PinRequest(ticket=ticket, keys=b"".join(keys))
+    pin = kv_pb2.PinRequest(ticket=ticket, runs=[kv_pb2.KeyRun(keys=b"".join(keys))])
     async with connect(source.endpoint) as channel:
         stub = kv_pb2_grpc.KvTransferServiceStub(channel)  # type: ignore[no-untyped-call]
         pinned = await stub.Pin(pin, metadata=token())
         unpin = kv_pb2.UnpinRequest(ticket=ticket, lease_id=pinned.lease_id)
         await stub.Unpin(unpin, metadata=token())
-    page: int = pinned.pages[block].page
+    page: int = pinned.runs[0].pages[block].page
     return page
 
 

@@ -70,10 +70,12 @@ async def test_pages_are_pinned_by_name_and_released_by_silence(worker: WorkerPr
     async with connect(worker.endpoint) as channel:
         stub = kv_pb2_grpc.KvTransferServiceStub(channel)  # type: ignore[no-untyped-call]
         ticket = ticket_for("1", request, info)
-        pin = kv_pb2.PinRequest(ticket=ticket, keys=b"".join(keys) + bytes(32))
+        run = kv_pb2.KeyRun(keys=b"".join(keys) + bytes(32))
+        pin = kv_pb2.PinRequest(ticket=ticket, runs=[run])
         pinned = await stub.Pin(pin, metadata=token())
-        assert len(pinned.pages) == 4  # the leading run of those that are here
-        assert all(len(page.checksums) == 2 for page in pinned.pages)
+        (found,) = pinned.runs
+        assert len(found.pages) == 4  # the leading run of those that are here
+        assert all(len(page.checksums) == 2 for page in found.pages)
         state = 'paceline_worker_pages{state="pinned"}'
         await asyncio.to_thread(wait_for, lambda: worker.metric(state) == 4, 2)
         expired = worker.metric("paceline_leases_expired_total")
@@ -113,7 +115,8 @@ async def test_a_reader_cannot_end_the_lease_of_another(worker: WorkerProcess) -
     mine, others = ticket_for("3", request, info), ticket_for("4", request, info)
     async with connect(worker.endpoint) as channel:
         stub = kv_pb2_grpc.KvTransferServiceStub(channel)  # type: ignore[no-untyped-call]
-        pinned = await stub.Pin(kv_pb2.PinRequest(ticket=mine, keys=keys), metadata=token())
+        pin = kv_pb2.PinRequest(ticket=mine, runs=[kv_pb2.KeyRun(keys=keys)])
+        pinned = await stub.Pin(pin, metadata=token())
         state = 'paceline_worker_pages{state="pinned"}'
         await asyncio.to_thread(wait_for, lambda: worker.metric(state) == 4, 2)
         lease_id = pinned.lease_id
@@ -142,7 +145,7 @@ async def test_a_lease_that_is_not_listed_twice_is_released(worker: WorkerProces
         stub = kv_pb2_grpc.KvTransferServiceStub(channel)  # type: ignore[no-untyped-call]
         ticket = ticket_for("2", request, info)
         keys = b"".join(chain_keys(request.root_key, request.token_ids))
-        pin = kv_pb2.PinRequest(ticket=ticket, keys=keys)
+        pin = kv_pb2.PinRequest(ticket=ticket, runs=[kv_pb2.KeyRun(keys=keys)])
         kept, dropped = [(await stub.Pin(pin, metadata=token())).lease_id for _ in range(2)]
         call = stub.KeepLeases(metadata=token())
 

@@ -10,7 +10,8 @@ from paceline.models.base import ForwardBatch, Model, PrefillChunk
 
 @dataclass(slots=True)
 class Sequence:
-    """A request's pages and how much of it is computed."""
+    """A request's pages and how much of it is computed. With G page groups page p stands for
+    pages p · G … p · G + G - 1, one a group."""
 
     pages: list[int]
     num_computed: int = 0
@@ -18,9 +19,9 @@ class Sequence:
 
 def new_pool(model: Model, num_pages: int, device: str = "cpu") -> torch.Tensor:
     """A pool full of NaN: what is read without being written shows."""
-    group = model.layout.groups[0]
-    shape = (num_pages, *group.shape)
-    return torch.full(shape, float("nan"), dtype=getattr(torch, group.dtype), device=device)
+    page = model.layout.page
+    shape = (num_pages * len(model.layout.groups), *page.shape)
+    return torch.full(shape, float("nan"), dtype=getattr(torch, page.dtype), device=device)
 
 
 def run(
@@ -33,7 +34,7 @@ def run(
 
     Returns logits of the last row of each, or of all rows, in the order of `work`.
     """
-    batch = make_batch(work, all_rows, str(pool.device))
+    batch = make_batch(model, work, all_rows, str(pool.device))
     with torch.inference_mode():
         logits = model.forward(batch, (pool,))
     for sequence, tokens in work:
@@ -41,15 +42,25 @@ def run(
     return logits
 
 
+def kv_of(model: Model, pool: torch.Tensor) -> torch.Tensor:
+    """[pages, layers, planes, heads, tokens, dim], pages as sequences name them."""
+    pages = pool.unflatten(0, (-1, len(model.layout.groups)))
+    return torch.stack([pages[:, group, index] for group, index in model.layout.layers], dim=1)
+
+
 def make_batch(
-    work: list[tuple[Sequence, list[int]]], all_rows: bool = False, device: str = "cpu"
+    model: Model,
+    work: list[tuple[Sequence, list[int]]],
+    all_rows: bool = False,
+    device: str = "cpu",
 ) -> ForwardBatch:
+    num_groups = len(model.layout.groups)
     lens = [len(tokens) for _, tokens in work]
     num_decodes = next((i for i, n in enumerate(lens) if n > 1), len(lens))
     positions = [range(s.num_computed, s.num_computed + len(t)) for s, t in work]
     contexts = [p.stop for p in positions]
-    slots = [
-        sequence.pages[p // PAGE_TOKENS] * PAGE_TOKENS + p % PAGE_TOKENS
+    places = [
+        (sequence.pages[p // PAGE_TOKENS] * num_groups, p % PAGE_TOKENS)
         for (sequence, _), span in zip(work, positions, strict=True)
         for p in span
     ]
@@ -63,10 +74,16 @@ def make_batch(
     return ForwardBatch(
         token_ids=tensor([token for _, tokens in work for token in tokens]),
         positions=tensor([p for span in positions for p in span]),
-        slot_mapping=tensor(slots),
+        slot_mappings=tuple(
+            tensor([(page + i) * PAGE_TOKENS + offset for page, offset in places])
+            for i in range(num_groups)
+        ),
         query_start=tensor(starts),
         context_lens=tensor(contexts),
-        block_table=tensor([pages + [0] * (width - len(pages)) for pages in used]),
+        block_tables=tuple(
+            tensor([[p * num_groups + i for p in s] + [0] * (width - len(s)) for s in used])
+            for i in range(num_groups)
+        ),
         logits_rows=tensor(range(starts[-1]) if all_rows else [s - 1 for s in starts[1:]]),
         max_query_len=max(lens),
         max_context_len=max(contexts[:num_decodes], default=0),

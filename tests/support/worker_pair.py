@@ -46,11 +46,14 @@ def is_free(worker: WorkerProcess) -> bool:
 
 
 def workers(
-    folder: Path, decodes: dict[str, dict[str, object]], **model: object
+    folder: Path,
+    decodes: dict[str, dict[str, object]],
+    prefill: dict[str, object] | None = None,
+    **model: object,
 ) -> Iterator[Workers]:
     """Starts them all at once; stops them at the end, and each must exit with 0."""
     path = write_mock_model(folder / "model", **model)
-    started = {"prefill": start_worker("prefill", path, **FAST)}
+    started = {"prefill": start_worker("prefill", path, **{**FAST, **(prefill or {})})}
     for name, settings in decodes.items():
         started[name] = start_worker("decode", path, **{**FAST, **settings})
     try:

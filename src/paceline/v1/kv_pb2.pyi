@@ -28,7 +28,7 @@ class TransportAddress(_message.Message):
     def __init__(self, name: _Optional[str] = ..., address: _Optional[bytes] = ...) -> None: ...
 
 class PageGroup(_message.Message):
-    __slots__ = ("name", "num_layers", "num_planes", "num_heads", "head_dim", "dtype", "page_tokens")
+    __slots__ = ("name", "num_layers", "num_planes", "num_heads", "head_dim", "dtype", "page_tokens", "window")
     NAME_FIELD_NUMBER: _ClassVar[int]
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
     NUM_PLANES_FIELD_NUMBER: _ClassVar[int]
@@ -36,6 +36,7 @@ class PageGroup(_message.Message):
     HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
     name: str
     num_layers: int
     num_planes: int
@@ -43,7 +44,8 @@ class PageGroup(_message.Message):
     head_dim: int
     dtype: str
     page_tokens: int
-    def __init__(self, name: _Optional[str] = ..., num_layers: _Optional[int] = ..., num_planes: _Optional[int] = ..., num_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., dtype: _Optional[str] = ..., page_tokens: _Optional[int] = ...) -> None: ...
+    window: int
+    def __init__(self, name: _Optional[str] = ..., num_layers: _Optional[int] = ..., num_planes: _Optional[int] = ..., num_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., dtype: _Optional[str] = ..., page_tokens: _Optional[int] = ..., window: _Optional[int] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
     __slots__ = ("worker_id", "incarnation", "content_digest", "layout_digest", "groups", "num_pages", "transports")
@@ -109,14 +111,22 @@ class FirstToken(_message.Message):
     def __init__(self, choice: _Optional[int] = ..., token_id: _Optional[int] = ..., finish: _Optional[_Union[_common_pb2.FinishReason, str]] = ...) -> None: ...
 
 class PinRequest(_message.Message):
-    __slots__ = ("ticket", "keys", "with_tail")
+    __slots__ = ("ticket", "runs", "with_tail")
     TICKET_FIELD_NUMBER: _ClassVar[int]
-    KEYS_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
     WITH_TAIL_FIELD_NUMBER: _ClassVar[int]
     ticket: _common_pb2.Ticket
-    keys: bytes
+    runs: _containers.RepeatedCompositeFieldContainer[KeyRun]
     with_tail: bool
-    def __init__(self, ticket: _Optional[_Union[_common_pb2.Ticket, _Mapping]] = ..., keys: _Optional[bytes] = ..., with_tail: _Optional[bool] = ...) -> None: ...
+    def __init__(self, ticket: _Optional[_Union[_common_pb2.Ticket, _Mapping]] = ..., runs: _Optional[_Iterable[_Union[KeyRun, _Mapping]]] = ..., with_tail: _Optional[bool] = ...) -> None: ...
+
+class KeyRun(_message.Message):
+    __slots__ = ("group", "keys")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    group: int
+    keys: bytes
+    def __init__(self, group: _Optional[int] = ..., keys: _Optional[bytes] = ...) -> None: ...
 
 class PageRef(_message.Message):
     __slots__ = ("page", "generation", "checksums")
@@ -128,17 +138,23 @@ class PageRef(_message.Message):
     checksums: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, page: _Optional[int] = ..., generation: _Optional[int] = ..., checksums: _Optional[_Iterable[int]] = ...) -> None: ...
 
-class PinResponse(_message.Message):
-    __slots__ = ("lease_id", "pages", "tail", "num_tail_tokens")
-    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+class PageRun(_message.Message):
+    __slots__ = ("pages",)
     PAGES_FIELD_NUMBER: _ClassVar[int]
-    TAIL_FIELD_NUMBER: _ClassVar[int]
+    pages: _containers.RepeatedCompositeFieldContainer[PageRef]
+    def __init__(self, pages: _Optional[_Iterable[_Union[PageRef, _Mapping]]] = ...) -> None: ...
+
+class PinResponse(_message.Message):
+    __slots__ = ("lease_id", "runs", "tails", "num_tail_tokens")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    TAILS_FIELD_NUMBER: _ClassVar[int]
     NUM_TAIL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
-    pages: _containers.RepeatedCompositeFieldContainer[PageRef]
-    tail: PageRef
+    runs: _containers.RepeatedCompositeFieldContainer[PageRun]
+    tails: _containers.RepeatedCompositeFieldContainer[PageRef]
     num_tail_tokens: int
-    def __init__(self, lease_id: _Optional[str] = ..., pages: _Optional[_Iterable[_Union[PageRef, _Mapping]]] = ..., tail: _Optional[_Union[PageRef, _Mapping]] = ..., num_tail_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, lease_id: _Optional[str] = ..., runs: _Optional[_Iterable[_Union[PageRun, _Mapping]]] = ..., tails: _Optional[_Iterable[_Union[PageRef, _Mapping]]] = ..., num_tail_tokens: _Optional[int] = ...) -> None: ...
 
 class UnpinRequest(_message.Message):
     __slots__ = ("ticket", "lease_id", "complete")

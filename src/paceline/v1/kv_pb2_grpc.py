@@ -88,7 +88,7 @@ class KvTransferServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Pin(self, request, context):
-        """Looks names up and pins the leading run of those that are here, in one atomic step.
+        """Looks names up and pins what leads of each run and is here, in one atomic step.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

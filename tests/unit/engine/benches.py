@@ -176,6 +176,8 @@ def bench(model: Any = None, num_pages: int = 64, **config: Any) -> Bench:
 
 def alone(spec: RequestSpec, model: Any = None) -> dict[int, list[int]]:
     """Tokens of each choice in a quiet run with a large pool."""
-    quiet = bench(model, num_pages=256, max_batch_tokens=1024, max_running=200)
+    model = mock_model() if model is None else model
+    num_pages = 256 * len(model.layout.groups)
+    quiet = bench(model, num_pages, max_batch_tokens=1024, max_running=200)
     quiet.handle(Submit(1, spec)).run().assert_idle()
     return {choice: quiet.tokens(1, choice) for choice in spec.choices}

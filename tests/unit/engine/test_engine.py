@@ -130,7 +130,7 @@ def test_choices_share_the_prompt(num_tokens: int, sampling: dict[str, float]) -
 
 
 def shared_pages(b: Bench, num_blocks: int) -> list[int]:
-    return b.engine.groups.live[1].sequences[0].pages[:num_blocks]
+    return b.engine.groups.live[1].sequences[0].tables[0].pages[:num_blocks]
 
 
 @pytest.mark.parametrize("sampling", [{}, SEEDED, EDITED])
@@ -251,7 +251,9 @@ def test_vllm_ascend_12002_an_evicted_block_is_published_again() -> None:
     """
     spec = request(prompt(97), max_tokens=1)
     b = bench(num_pages=16).handle(Submit(1, spec)).run()
-    page = b.engine.cache.match(
+    page = b.engine.cache.run_from(
+        0,
+        0,
         keys := [key for event in b.of(Stored) for key in event.keys],
         b"".join(b.engine.pool.pages[p].packed_tokens for p in range(6)),
     )[1]

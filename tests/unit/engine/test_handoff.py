@@ -14,8 +14,10 @@ from paceline.engine.messages import (
     Emission,
     Ended,
     HandoffReady,
+    KeyRun,
     Pin,
     Pinned,
+    PinnedPage,
     Pulled,
     Refused,
     Release,
@@ -37,28 +39,34 @@ SEEDED = {"temperature": 1.3, "top_k": 40, "seed": 11}
 def pull(source: Bench, reader: Bench, spec: RequestSpec, slot: int) -> list[tuple[int, int]]:
     """Pins what the source has, copies it into the reserved pages; returns the pins."""
     (reserved,) = reader.of(Reserved, slot)
-    keys = chain_keys(ROOT, spec.token_ids)[reserved.num_cached_blocks :]
-    pinned = source.engine.pool_calls.answer(Pin(list(keys), slot))
-    assert isinstance(pinned, Pinned) and len(pinned.pages) == len(keys)
-    parts = [(p.page, None) for p in pinned.pages]
-    if pinned.tail is not None:
-        parts.append((pinned.tail.page, pinned.num_tail_tokens))
-    assert len(parts) == len(reserved.pages)
-    for (page, num_tokens), destination in zip(parts, reserved.pages, strict=True):
+    keys = chain_keys(ROOT, spec.token_ids)
+    runs = [KeyRun(i, list(keys[r.first_block :])) for i, r in enumerate(reserved.runs)]
+    pinned = source.engine.pool_calls.answer(Pin(runs, slot))
+    assert isinstance(pinned, Pinned)
+    assert list(map(len, pinned.runs)) == [len(run.keys) for run in runs]
+    for i, (granted, found) in enumerate(zip(reserved.runs, pinned.runs, strict=True)):
+        copy(source, reader, found, granted.pages[: len(found)], None)
+        tail = pinned.tails[i : i + 1]
+        copy(source, reader, tail, granted.pages[len(found) :], pinned.num_tail_tokens)
+        checksums = [page.checksums for page in found]
+        reader.handle(Pulled(slot, i, granted.first_block, checksums))
+    return [(p.page, p.generation) for p in pinned.pages]
+
+
+def copy(
+    source: Bench, reader: Bench, pages: list[PinnedPage], to: list[int], num_tokens: int | None
+) -> None:
+    assert len(pages) == len(to)
+    for page, destination in zip(pages, to, strict=True):
         sums = copy_pages(
             pool_memory(reader.engine.runner.pools[0]),
             pool_memory(source.engine.runner.pools[0]),
             np.array([destination]),
-            np.array([page]),
-            reader.engine.runner.model.layout.groups[0],
+            np.array([page.page]),
+            reader.engine.runner.model.layout.page,
             num_tokens,
         )
-        sent = pinned.tail if num_tokens else pinned.pages[parts.index((page, None))]
-        assert sent is not None and sums[0].tolist() == sent.checksums
-    checksums = [p.checksums for p in pinned.pages]
-    reader.handle(Pulled(slot, reserved.num_cached_blocks, checksums))
-    tail = [] if pinned.tail is None else [pinned.tail]
-    return [(p.page, p.generation) for p in [*pinned.pages, *tail]]
+        assert sums[0].tolist() == page.checksums
 
 
 def hand_over(source: Bench, reader: Bench, spec: RequestSpec, slot: int = 1) -> None:
@@ -121,7 +129,7 @@ def test_blocks_that_the_reader_has_are_not_pulled() -> None:
     hand_over(source, reader, spec)
     assert reader.of(Reserved, 1)[0].num_cached_blocks == 2
     hand_over(source, reader, spec, 2)  # all four blocks are here: nothing to pull
-    assert reader.of(Reserved, 2)[0].pages == []
+    assert reader.of(Reserved, 2)[0].runs[0].pages == []
     for slot in (1, 2):
         assert source.tokens(slot) + reader.tokens(slot) == alone(spec)[0]
     source.assert_idle()
@@ -149,7 +157,7 @@ def test_reserve_is_all_or_nothing() -> None:
     reader = bench(num_pages=10, output_window_tokens=32)
     spec = request(prompt(60), max_tokens=100)
     reader.handle(Reserve(1, spec)).run()
-    assert len(reader.of(Reserved, 1)[0].pages) == 4
+    assert len(reader.of(Reserved, 1)[0].runs[0].pages) == 4
     reader.handle(Reserve(2, spec)).run()
     assert reader.of(Refused) == [Refused(2, num_pages_needed=6, num_pages_free=4)]
     assert reader.engine.load().num_free_pages == 4
@@ -257,15 +265,16 @@ def test_vllm_ascend_14180_a_prefill_pool_for_one_and_a_half_prompts() -> None:
 
 def test_commands_for_gone_or_unfit_slots_do_nothing() -> None:
     b = bench()
-    late = [Pulled(1, 0, [[1]]), Adopt(1, []), Cancel(1), TransferClosed(1), Release(1)]
+    late = [Pulled(1, 0, 0, [[1]]), Adopt(1, []), Cancel(1), TransferClosed(1), Release(1)]
     b.handle(*late)
     assert b.step() is None
     spec = request(prompt(20))
     b.handle(Submit(1, spec)).step()
-    b.handle(Pulled(1, 0, [[1]]), Adopt(1, []), Release(1), TransferClosed(1)).run()
+    b.handle(Pulled(1, 0, 0, [[1]]), Adopt(1, []), Release(1), TransferClosed(1)).run()
     assert b.tokens(1) == alone(spec)[0]
     b.handle(*late).run()
     b.handle(Reserve(2, spec)).run()
-    b.handle(Pulled(2, -1, [[1]] * 3), Pulled(2, 0, [[]]), Pulled(2, 1, [[5]]))
+    b.handle(Pulled(2, 0, -1, [[1]] * 3), Pulled(2, 0, 0, [[]]), Pulled(2, 0, 1, [[5]]))
+    b.handle(Pulled(2, 1, 0, [[1]]), Pulled(2, -1, 0, [[1]]))
     b.handle(Cancel(2), TransferClosed(2)).run()
     b.assert_idle()

@@ -13,6 +13,8 @@ from paceline.core.errors import ConfigError, ErrorCode, InvalidRequest
 from paceline.core.sampling import LogitsProcessorCall, SamplingParams
 from paceline.engine import logits_processors
 from paceline.engine.admission import Admission
+from paceline.engine.allowances import Allowances
+from paceline.engine.config import EngineConfig
 from paceline.engine.logit_edits import LogitEdits
 from paceline.engine.logits_processors import ProcessorRow, ProcessorTable
 from paceline.engine.messages import Submit
@@ -28,7 +30,9 @@ def sequence(prompt_ids: list[int], output_ids: list[int], **sampling: Any) -> S
     spec = request(
         [*prompt_ids, *output_ids], num_forced=len(output_ids), **({"max_tokens": 100} | sampling)
     )
-    group = Admission(mock_model(), 64, 0).admit(1, spec, 1, prefill_only=False)
+    model = mock_model()
+    allowances = Allowances(model.layout, 64, model.context_length, EngineConfig())
+    group = Admission(model, allowances).admit(1, spec, 1, prefill_only=False)
     assert group.leader is not None
     return group.leader
 

@@ -123,12 +123,12 @@ def test_a_small_pool_serves_choices_that_do_not_fit_together() -> None:
 def test_reserved_pages_are_never_taken_by_preemption() -> None:
     b = bench(num_pages=12, output_window_tokens=0)
     b.handle(Reserve(1, request(prompt(60)))).run()
-    pages = list(b.engine.groups.live[1].sequences[0].pages)
+    pages = list(b.engine.groups.live[1].sequences[0].tables[0].pages)
     specs = {slot: request(prompt(30, slot), max_tokens=90) for slot in (2, 3, 4)}
     b.handle(*(Submit(slot, spec) for slot, spec in specs.items())).run()
     for slot, spec in specs.items():
         assert b.tokens(slot) == alone(spec)[0]
-    assert b.engine.groups.live[1].sequences[0].pages == pages
+    assert b.engine.groups.live[1].sequences[0].tables[0].pages == pages
     assert all(b.engine.pool.pages[page].refs == 1 for page in pages)
     b.handle(Cancel(1), TransferClosed(1)).run()
     b.assert_idle()

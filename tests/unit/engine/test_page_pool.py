@@ -1,13 +1,18 @@
 """The books of the pool balance after any sequence of operations."""
 
+from dataclasses import replace
+
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
+from paceline.core.kv_layout import PageGroup
 from paceline.engine.page_pool import PagePool, PageState
 from paceline.engine.prefix_cache import PrefixCache
 
 NUM_PAGES = 9
+FULL = PageGroup("full", num_layers=1, num_heads=1, head_dim=2)
+WINDOW = replace(FULL, name="window", window=20)
 names = st.integers(0, 6)
 
 
@@ -18,23 +23,26 @@ class PoolMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = PagePool(NUM_PAGES, max_pinned_share=0.4)
-        self.cache = PrefixCache(self.pool)
+        self.pool = PagePool(NUM_PAGES, max_pinned_share=0.4, has_window=(False, True))
+        self.cache = PrefixCache(self.pool, (FULL, WINDOW))
         self.index: set[bytes] = set()
         self.pins: list[tuple[int, int]] = []
         self.launched = self.retired = 0
         self.writable_by: dict[int, set[object]] = {}  # page → steps and slots under way
 
-    @rule(target=holders, num=st.integers(1, 4), promised=st.integers(0, 2))
-    def allocate(self, num: int, promised: int) -> list[int]:
+    @rule(
+        target=holders, num=st.integers(1, 4), group=st.integers(0, 1), promised=st.integers(0, 4)
+    )
+    def allocate(self, num: int, group: int, promised: int) -> list[int]:
         promised = min(promised, self.pool.num_promised, num)
-        available = self.pool.num_available + promised
+        fits = promised == num or self.pool.num_available + promised >= num
+        fits = fits and self.pool.num_physical >= num
         before = [record.generation for record in self.pool.pages]
-        pages = self.pool.allocate(num, promised)
-        assert (pages is not None) == (available >= num)
+        pages = self.pool.allocate(num, group, promised)
+        assert (pages is not None) == fits
         for page in pages or ():
             record = self.pool.pages[page]
-            assert record.generation == before[page] + 1
+            assert record.generation == before[page] + 1 and record.group == group
             assert not self.writable_by.get(page), "given away while something may write it"
             assert all(page != pinned for pinned, _ in self.pins)
         return pages or []
@@ -55,13 +63,14 @@ class PoolMachine(RuleBasedStateMachine):
                 key = bytes([name])
                 named = self.cache.commit(page, key, key, (name,))
                 assert self.pool.pages[named].key == key
+                assert self.pool.pages[named].group == self.pool.pages[page].group
 
-    @rule(target=holders, keys=st.lists(names, max_size=2))
-    def share(self, keys: list[int]) -> list[int]:
+    @rule(target=holders, keys=st.lists(names, max_size=2), group=st.integers(0, 1))
+    def share(self, keys: list[int], group: int) -> list[int]:
         packed = b"".join(bytes([k]) for k in keys)
         pages = []
         for i, key in enumerate(keys):
-            found = self.cache._page_of.get(packed[i : i + 1])
+            found = self.cache._page_of[group].get(packed[i : i + 1])
             if found is None or self.pool.num_available <= 0:
                 break
             pages.append(found)
@@ -97,9 +106,9 @@ class PoolMachine(RuleBasedStateMachine):
         for marks in self.writable_by.values():
             marks.discard(("slot", slot))
 
-    @rule(keys=st.lists(names, max_size=3, unique=True))
-    def pin(self, keys: list[int]) -> None:
-        pinned = self.cache.pin_run([bytes([k]) for k in keys])
+    @rule(keys=st.lists(names, max_size=3, unique=True), group=st.integers(0, 1))
+    def pin(self, keys: list[int], group: int) -> None:
+        pinned = self.cache.pin_run([bytes([k]) for k in keys], group)
         self.pins += [(page, self.pool.pages[page].generation) for page in pinned]
         found = [self.pool.pages[page].key for page in pinned]
         assert found == [bytes([key]) for key in keys[: len(pinned)]]
@@ -130,7 +139,7 @@ class PoolMachine(RuleBasedStateMachine):
                 self.index |= set(event.keys)
             else:
                 self.index -= set(event.keys)
-        assert self.index == set(self.cache._page_of)
+        assert self.index == set(self.cache._page_of[0])
 
 
 TestPool = PoolMachine.TestCase
@@ -152,7 +161,7 @@ def test_integrity_names_what_is_wrong() -> None:
 
 def test_evicts_the_least_recently_used_and_the_end_of_a_chain_first() -> None:
     pool = PagePool(4)
-    cache = PrefixCache(pool)
+    cache = PrefixCache(pool, (FULL,))
     chain = pool.allocate(3)
     assert chain is not None
     for i, page in enumerate(chain):
@@ -164,7 +173,7 @@ def test_evicts_the_least_recently_used_and_the_end_of_a_chain_first() -> None:
 
 def test_pins_never_take_a_promised_page_or_more_than_their_share() -> None:
     pool = PagePool(8, max_pinned_share=0.5)
-    cache = PrefixCache(pool)
+    cache = PrefixCache(pool, (FULL,))
     pages = pool.allocate(8) or []
     keys = [bytes([i]) for i in range(8)]
     for page, key in zip(pages, keys, strict=True):
@@ -174,3 +183,19 @@ def test_pins_never_take_a_promised_page_or_more_than_their_share() -> None:
     assert cache.pin_run(keys[6:]) == pages[6:], "pages in use here cost nothing to pin"
     pool.promise(2)
     assert cache.pin_run(keys[4:]) == []
+
+
+def test_what_is_shared_in_a_window_is_held_back_from_new_requests() -> None:
+    pool = PagePool(8, has_window=(False, True))
+    pages = {group: pool.allocate(2, group) or [] for group in (0, 1)}
+    assert pool.num_available == 4
+    pool.share(pages[0])
+    assert pool.num_available == 4
+    pool.share(pages[1])
+    assert pool.num_available == 2 and pool.num_physical == 4
+    assert pool.allocate(3) is None
+    pool.num_overlaps += 1
+    assert pool.check_integrity() == "3 overlaps are counted, pages have 2"
+    pool.num_overlaps -= 1
+    pool.release(pages[1])
+    assert pool.num_available == 4

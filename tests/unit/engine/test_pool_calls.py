@@ -10,6 +10,7 @@ from paceline.core.keys import chain_keys
 from paceline.engine.messages import (
     CheckIntegrity,
     Integrity,
+    KeyRun,
     Pin,
     Pinned,
     Recheck,
@@ -30,7 +31,7 @@ def prefilled(num_tokens: int = 40) -> tuple[Bench, list[bytes]]:
 
 
 def pin(b: Bench, keys: list[bytes], tail_slot: int | None = None) -> Pinned:
-    reply = b.engine.pool_calls.answer(Pin(keys, tail_slot))
+    reply = b.engine.pool_calls.answer(Pin([KeyRun(0, keys)], tail_slot))
     assert isinstance(reply, Pinned)
     return reply
 
@@ -38,22 +39,25 @@ def pin(b: Bench, keys: list[bytes], tail_slot: int | None = None) -> Pinned:
 def test_pins_the_leading_run_and_the_tail() -> None:
     b, keys = prefilled()
     pinned = pin(b, [*keys, b"unknown", keys[0]], tail_slot=1)
-    assert [p.page for p in pinned.pages] == b.engine.groups.live[1].sequences[0].pages[:2]
-    assert pinned.tail is not None and pinned.num_tail_tokens == 8
-    assert pin(b, [b"unknown", keys[0]], tail_slot=2) == Pinned([])
-    assert pin(b, keys).tail is None
+    own_pages = b.engine.groups.live[1].sequences[0].tables[0].pages
+    assert [p.page for p in pinned.runs[0]] == own_pages[:2]
+    assert [p.page for p in pinned.tails] == own_pages[2:] and pinned.num_tail_tokens == 8
+    assert pin(b, [b"unknown", keys[0]], tail_slot=2) == Pinned([[]])
+    assert not pin(b, keys).tails
+    for unknown in (-1, 1):
+        call = Pin([KeyRun(unknown, keys)])
+        assert b.engine.pool_calls.answer(call) == Pinned([[]])
 
 
 def test_pinned_pages_outlive_their_slot_and_are_freed_by_unpin() -> None:
     b, keys = prefilled()
     pinned = pin(b, keys, tail_slot=1)
-    assert pinned.tail is not None
     b.handle(Release(1)).run()
     integrity = b.engine.pool_calls.answer(CheckIntegrity())
     assert isinstance(integrity, Integrity)
     assert (integrity.num_pinned, integrity.num_mapped, integrity.problem) == (3, 0, "")
-    assert pin(b, [], tail_slot=1).tail is None
-    references = [(p.page, p.generation) for p in [*pinned.pages, pinned.tail]]
+    assert not pin(b, [], tail_slot=1).tails
+    references = [(p.page, p.generation) for p in pinned.pages]
     stale = [(page, generation + 1) for page, generation in references]
     assert b.engine.pool_calls.answer(Unpin(stale)) == Unpinned()
     assert b.engine.pool.counts[PageState.PINNED] == 3

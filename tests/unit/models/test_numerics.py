@@ -13,7 +13,7 @@ import torch
 from paceline.models.fields import Fields
 from paceline.models.loader import load_model
 from paceline.models.registry import MODELS, find_model
-from tests.support.batches import Sequence, new_pool, run
+from tests.support.batches import Sequence, kv_of, new_pool, run
 from tests.support.tiny_families import TINY_WRITERS
 
 GOLDEN = {
@@ -48,7 +48,7 @@ def test_kv_equals_the_golden_vectors(tmp_path: Path, family: str) -> None:
     pool = new_pool(model, 6)
     sequence = Sequence([4, 1, 3, 2])
     run(model, pool, [(sequence, [(5 * i * i + i) % 64 for i in range(64)])])
-    pages = pool[sequence.pages].double()  # [pages, layers, planes, heads, tokens, dim]
+    pages = kv_of(model, pool)[sequence.pages].double()
     shape = pages[:, 0, 0].shape
     weights = torch.cos(0.7 * torch.arange(shape.numel(), dtype=torch.float64)).view(shape)
     everything = torch.einsum("plkhtd,phtd->lk", pages, weights)

@@ -27,7 +27,7 @@ class Side:
 
     def __init__(self, folder: Path) -> None:
         model = load_model(folder).model
-        group = model.layout.groups[0]
+        group = model.layout.page
         memory = memoryview(bytearray(NUM_PAGES * group.page_bytes))
         self.pool = LocalPool(memory, group, NUM_PAGES)
         config = EngineConfig(max_batch_tokens=32, max_running=8)
@@ -97,15 +97,17 @@ def test_a_split_over_local_equals_one_engine(
     ready = only(first, messages.HandoffReady)
     assert isinstance(ready, messages.HandoffReady)
     keys = [bytes(key) for key in chain_keys(request.root_key, tokens)]
-    pinned = prefill.engine.pool_calls.answer(messages.Pin(keys, tail_slot=1))
+    runs = [messages.KeyRun(0, keys)]
+    pinned = prefill.engine.pool_calls.answer(messages.Pin(runs, tail_slot=1))
     assert isinstance(pinned, messages.Pinned)
-    sums = read(link, pinned.pages, reserved.pages[: len(keys)], None)
+    (granted,) = reserved.runs
+    sums = read(link, pinned.runs[0], granted.pages[: len(keys)], None)
     if length % PAGE_TOKENS:
-        assert pinned.tail is not None
-        read(link, [pinned.tail], reserved.pages[len(keys) :], pinned.num_tail_tokens)
-    rest = decode.run(messages.Pulled(1, 0, sums.tolist()), messages.Adopt(1, ready.first_tokens))
-    held = [*pinned.pages, *([pinned.tail] if pinned.tail else [])]
-    prefill.engine.pool_calls.answer(messages.Unpin([(p.page, p.generation) for p in held]))
+        read(link, pinned.tails, granted.pages[len(keys) :], pinned.num_tail_tokens)
+    pulled = messages.Pulled(1, 0, 0, sums.tolist())
+    rest = decode.run(pulled, messages.Adopt(1, ready.first_tokens))
+    pins = [(page.page, page.generation) for page in pinned.pages]
+    prefill.engine.pool_calls.answer(messages.Unpin(pins))
     prefill.run(messages.Release(1))
     whole = prefill.run(messages.Submit(2, request))
     for choice in (0, 1):
