@@ -20,7 +20,7 @@ _BLOCK_H, _BLOCK_W = 4, 512
 
 
 @triton.jit
-def _kernel(
+def _checksum_kernel(
     words,
     pages,
     keys,
@@ -73,7 +73,7 @@ def sum_pages(
     words = pool.view(torch.int64)
     block_h = min(_BLOCK_H, power_of_two(group.num_heads, 1))
     runs, heads = triton.cdiv(group.num_runs, _RUNS), triton.cdiv(group.num_heads, block_h)
-    _kernel[(len(pages), runs, heads)](
+    _checksum_kernel[(len(pages), runs, heads)](
         *(words, pages, _key_pairs(pool.device), sums),
         *(group.num_runs, group.num_heads, num_bytes // WORD_BYTES),
         *(group.cell_bytes // WORD_BYTES, words.stride(0)),

@@ -15,14 +15,19 @@ import triton
 import triton.language as tl
 
 from paceline.core.kv_layout import PAGE_TOKENS
-from paceline.kernels.gpu.launch import num_processors, power_of_two
+from paceline.kernels.gpu.launch import (
+    num_processors,
+    overlap,
+    power_of_two,
+    wait_for_previous,
+)
 
 MAX_SPLITS = 32  # of a sequence
 # Fewest tokens of an item by (sequence, KV head) pairs: few pairs need many items to fill a card,
-# and an item costs a start and a part to merge. H200, 1024 tokens each: 1 sequence of 8 heads
-# takes 7.9 µs with 64, 9.8 with 128; 8 take 19.6 and 17.4; 64 read 3.4, 3.5, 3.9 TB/s with 256,
-# 512, 1024.
-_MIN_SPLITS = ((512, 1024), (256, 512), (17, 128), (0, 64))
+# and an item costs a start and a part to merge. µs on an H200 for 1060 tokens each, 8 heads: one
+# sequence takes 7, 9, 10 with 32, 64, 128; 8 take 17, 25, 37 and 32 take 45, 48, 44 with 128, 512,
+# 1024.
+_MIN_SPLITS = ((256, 1024), (17, 128), (0, 32))
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -47,9 +52,9 @@ class DecodeItems:
 
 @triton.jit
 def _split_len(num_tokens, MIN_SPLIT: tl.constexpr, MAX: tl.constexpr):
-    """Tokens of an item of a sequence that sees `num_tokens`."""
-    even = (num_tokens + MAX * 64 - 1) // (MAX * 64) * 64
-    return tl.maximum(even, MIN_SPLIT)
+    """Tokens of an item where `num_tokens` are seen: all, or MIN_SPLIT to twice as many."""
+    count = tl.minimum(tl.maximum(num_tokens // MIN_SPLIT, 1), MAX)
+    return (num_tokens + count * 64 - 1) // (count * 64) * 64
 
 
 @triton.jit
@@ -65,7 +70,7 @@ def _plan_kernel(
 ):
     i_b = tl.program_id(0)
     o_b = tl.arange(0, BLOCK_B)
-    lens = tl.load(context_lens + o_b, mask=o_b < num_sequences, other=0).to(tl.int32)
+    lens = tl.load(context_lens + o_b, mask=o_b < num_sequences, other=1).to(tl.int32)
     lens = tl.where(window > 0, tl.minimum(lens, window), lens)
     size = _split_len(lens, MIN_SPLIT, MAX)
     counts = (lens + size - 1) // size
@@ -108,7 +113,9 @@ def _attend_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    wait_for_previous(OVERLAP)
     o_g = tl.arange(0, BLOCK_G)
     o_d = tl.arange(0, BLOCK_D)
     m_g = (o_g < GROUP)[:, None] & (o_d < DIM)[None, :]
@@ -168,7 +175,9 @@ def _merge_kernel(
     DIM: tl.constexpr,
     MAX: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    wait_for_previous(OVERLAP)
     i_b, i_h = tl.program_id(0).to(tl.int64), tl.program_id(1)
     start = tl.load(starts + i_b).to(tl.int64)
     count = tl.load(starts + i_b + 1) - start
@@ -193,7 +202,7 @@ def plan_items(
     num_pairs = num_sequences * num_kv_heads
     min_split = next(size for least, size in _MIN_SPLITS if num_pairs >= least)
     longest = min(max_context_len, window) if window else max_context_len
-    most = min(MAX_SPLITS, triton.cdiv(longest, min_split))
+    most = max(1, min(MAX_SPLITS, longest // min_split))
     starts, items = (
         torch.empty(size, dtype=torch.int32, device=context_lens.device)
         for size in (num_sequences + 1, num_sequences * most)
@@ -207,11 +216,12 @@ def plan_items(
     return DecodeItems(window, starts, items, min_split, most > 1)
 
 
-def tiling(head_dim: int, element_size: int) -> Tiling:
-    """As measured on an H200 for 128 numbers of 2 bytes, see docs/performance.md."""
-    if power_of_two(head_dim) * element_size <= 256:
-        return Tiling(64, 2, 2, 8)
-    return Tiling(32, 4, 2, 4)
+def tiling(head_dim: int, element_size: int, num_pairs: int) -> Tiling:
+    """As measured on an H200 for 128 numbers of 2 bytes: docs/performance.md."""
+    if power_of_two(head_dim) * element_size > 256:
+        return Tiling(32, 4, 2, 4)
+    # A program a (sequence, KV head) pair, and few of them: each must have much under way.
+    return Tiling(128, 4, 2, 4) if 256 <= num_pairs < 512 else Tiling(64, 2, 2, 8)
 
 
 def attend_decodes(
@@ -234,7 +244,7 @@ def attend_decodes(
     parts = torch.empty((num_items, num_heads, dim), dtype=torch.float32, device=query.device)
     sums = torch.empty((num_items, num_heads), dtype=torch.float32, device=query.device)
     block_d = power_of_two(dim)
-    t = tiles or tiling(dim, pool.element_size())
+    t = tiles or tiling(dim, pool.element_size(), num_sequences * num_kv_heads)
     programs = min(len(plan.items) * num_kv_heads, t.programs * num_processors(query.device))
     _attend_kernel[(programs,)](
         *(query, pool, out, parts, sums, block_table, context_lens, plan.starts, plan.items),
@@ -251,6 +261,7 @@ def attend_decodes(
         BLOCK_D=block_d,
         BLOCK_N=t.keys,
         STAGES=t.stages,
+        **overlap(query.device),
         num_warps=t.warps,
     )
     if plan.is_split:
@@ -260,5 +271,6 @@ def attend_decodes(
             DIM=dim,
             MAX=MAX_SPLITS,
             BLOCK_D=block_d,
+            **overlap(query.device),
             num_warps=2,
         )

@@ -7,11 +7,16 @@ import torch
 import triton
 import triton.language as tl
 
+from paceline.kernels.gpu.launch import overlap, wait_for_previous
+
 _BLOCK = 1024
 
 
 @triton.jit
-def _kernel(gate_up, out, inner, ACT: tl.constexpr, BLOCK: tl.constexpr):
+def _gate_kernel(
+    gate_up, out, inner, ACT: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
+):
+    wait_for_previous(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     o_x = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     m_x = o_x < inner
@@ -33,5 +38,7 @@ def gated(gate_up: torch.Tensor, act: int) -> torch.Tensor:
     out = torch.empty((num_rows, inner), dtype=gate_up.dtype, device=gate_up.device)
     if num_rows:
         grid = (num_rows, triton.cdiv(inner, _BLOCK))
-        _kernel[grid](gate_up, out, inner, ACT=act, BLOCK=_BLOCK, num_warps=4)
+        _gate_kernel[grid](
+            gate_up, out, inner, ACT=act, BLOCK=_BLOCK, num_warps=4, **overlap(out.device)
+        )
     return out

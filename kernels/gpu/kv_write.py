@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from paceline.core.kv_layout import PAGE_TOKENS
-from paceline.kernels.gpu.launch import power_of_two
+from paceline.kernels.gpu.launch import overlap, power_of_two, wait_for_previous
 from paceline.kernels.kv_write import HeadScale
 
 _FEW_TOKENS = 256  # more: a program takes more heads
@@ -27,7 +27,7 @@ def _scaled(b_x, p_weight, m_x, scale, m_rows):
 
 
 @triton.jit
-def _kernel(
+def _write_kernel(
     qkv,
     query,
     pool,
@@ -48,7 +48,9 @@ def _kernel(
     PAGE: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    wait_for_previous(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     o_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     o_d = tl.arange(0, BLOCK_D)
@@ -100,7 +102,7 @@ def write_kv(
         return query
     cos, sin = tables if tables is not None else (qkv, qkv)
     block_h = 2 if num_tokens <= _FEW_TOKENS else 16
-    _kernel[(num_tokens, triton.cdiv(num_rows, block_h))](
+    _write_kernel[(num_tokens, triton.cdiv(num_rows, block_h))](
         *(qkv, query, pool, slots, cos, sin, norm.weight if norm else qkv),
         *(norm.epsilon if norm else 0.0, qkv.stride(0), cos.stride(0)),
         *(pool.stride(0), layer * pool.stride(1)),
@@ -112,6 +114,7 @@ def write_kv(
         PAGE=PAGE_TOKENS,
         BLOCK_H=block_h,
         BLOCK_D=power_of_two(dim),
+        **overlap(qkv.device),
         num_warps=1 if block_h == 2 else 4,
     )
     return query

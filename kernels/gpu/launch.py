@@ -3,8 +3,26 @@
 import functools
 
 import torch
+import triton
+import triton.language as tl
 
 _INTERPRETED_PROCESSORS = 2  # enough for a test to see work shared out
+
+
+@triton.jit
+def wait_for_previous(OVERLAP: tl.constexpr):
+    """First in every kernel: the launch before it is over, and the one behind it may be set up."""
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@functools.cache
+def overlap(device: torch.device) -> dict[str, bool]:
+    """Options of a launch that is set up while the one before it still runs (programmatic
+    dependent launch, Hopper and later)."""
+    overlaps = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    return {"OVERLAP": True, "launch_pdl": True} if overlaps else {"OVERLAP": False}
 
 
 @functools.cache

@@ -87,7 +87,7 @@ def _attend(
 
 
 @triton.jit
-def _kernel(
+def _chunk_kernel(
     query,
     pool,
     out,
@@ -189,7 +189,7 @@ def attend_chunks(
     work = len(query) * num_heads / num_processors(query.device)
     t = tiles or tiling(dim, pool.element_size(), group, work)
     grid = (len(context_lens) * num_kv_heads, triton.cdiv(max_query_len, t.rows // group))
-    _kernel[grid](
+    _chunk_kernel[grid](
         *(query, pool, out, block_table, context_lens, query_start, window, scale, softcap),
         *(query.stride(0), block_table.stride(0)),
         *(pool.stride(0), layer * pool.stride(1), pool.stride(2)),

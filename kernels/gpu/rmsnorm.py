@@ -9,15 +9,25 @@ import torch
 import triton
 import triton.language as tl
 
-from paceline.kernels.gpu.launch import power_of_two
+from paceline.kernels.gpu.launch import overlap, power_of_two, wait_for_previous
 
 MAX_SIZE = 16384  # numbers of a row, which is held in registers
 
 
 @triton.jit
-def _kernel(
-    x, weight, residual, out, stride, size, epsilon, ADD: tl.constexpr, BLOCK: tl.constexpr
+def _rms_norm_kernel(
+    x,
+    weight,
+    residual,
+    out,
+    stride,
+    size,
+    epsilon,
+    ADD: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    wait_for_previous(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     o_x = tl.arange(0, BLOCK)
     m_x = o_x < size
@@ -42,10 +52,11 @@ def rms_norm(
         return out
     block = power_of_two(size)
     add = residual is not None
-    _kernel[(num_rows,)](
+    _rms_norm_kernel[(num_rows,)](
         *(x, weight, residual if add else x, out, x.stride(0), size, epsilon),
         ADD=add,
         BLOCK=block,
+        **overlap(x.device),
         num_warps=min(8, max(1, block // 512)),
     )
     return out
