@@ -85,7 +85,12 @@ class MockModel:
         self._cells = torch.arange(num_cells, device=source.device)
         num_words = num_cells * page.element_bytes // 8
         weights = mix(torch.arange(num_words, device=source.device)) | 1
-        self._weights = weights.view(*self._shape[:3], 1, -1)
+        weights = weights.view(*self._shape[:3], 1, -1)
+        self._layers = [  # of each page group
+            torch.tensor(self.layout.layers_of(i), device=source.device)
+            for i in range(len(self.layout.groups))
+        ]
+        self._weights = [weights[layers] for layers in self._layers]
         self._vocabulary = mix(torch.arange(config.vocab_size, device=source.device))
         self._eos = torch.tensor(source.eos_token_ids, dtype=torch.int64, device=source.device)
 
@@ -95,7 +100,7 @@ class MockModel:
         return cls(config, source), config
 
     def weight_bytes(self) -> int:
-        return self._weights.nbytes + self._vocabulary.nbytes
+        return sum(weights.nbytes for weights in self._weights) + self._vocabulary.nbytes
 
     def forward(self, batch: ForwardBatch, pools: tuple[torch.Tensor, ...]) -> torch.Tensor:
         self._sleep(batch)
@@ -121,8 +126,7 @@ class MockModel:
     def _write(self, batch: ForwardBatch, pool: torch.Tensor) -> None:
         tokens = mix(batch.token_ids * 0x10001 + mix(batch.positions))
         cells = (mix(tokens[:, None] + self._cells) & 0xFF).view(-1, *self._shape).to(pool.dtype)
-        for i, slots in enumerate(batch.slot_mappings):
-            layers = self.layout.layers_of(i)
+        for layers, slots in zip(self._layers, batch.slot_mappings, strict=True):
             pages, offsets = slots // PAGE_TOKENS, slots % PAGE_TOKENS
             pool[pages, : len(layers), :, :, offsets] = cells[:, layers]
 
@@ -133,10 +137,10 @@ class MockModel:
         by group."""
         positions = torch.arange(tables[0].shape[1] * PAGE_TOKENS, device=pool.device)
         signatures = torch.zeros_like(positions)
-        for i, (group, pages) in enumerate(zip(self.layout.groups, tables, strict=True)):
-            layers = self.layout.layers_of(i)
-            words = pool.view(torch.int64)[pages, : len(layers)]
-            found = (words * self._weights[layers]).sum(dim=(2, 3, 4, 6)).flatten(1)
+        parts = zip(self.layout.groups, self._weights, tables, strict=True)
+        for group, weights, pages in parts:
+            words = pool.view(torch.int64)[pages, : len(weights)]
+            found = (words * weights).sum(dim=(2, 3, 4, 6)).flatten(1)
             first = contexts[:, None] - (group.window or len(positions))
             signatures = signatures + torch.where(positions >= first, found, 0)
         seen = positions < contexts[:, None]

@@ -24,6 +24,7 @@ from paceline.engine.messages import (
     StepOutput,
     Submit,
 )
+from paceline.engine.page_pool import PageState
 from paceline.engine.pools import allocate_pools, pool_memory
 from paceline.models.fields import Fields
 from paceline.models.mock import MockModel
@@ -123,6 +124,18 @@ class Bench:
             if self.step() is None:
                 return self
         raise AssertionError(f"still busy after {max_steps} steps")
+
+    def run_counting(self) -> list[int]:
+        """The same; pages that were in use while each step ran."""
+        counts = []
+        while self.engine.has_work():
+            flight = self.engine.launch()
+            if flight is not None:
+                counts.append(self.engine.pool.counts[PageState.MAPPED])
+                self.engine.retire(flight)
+            output = self.engine.take_output()
+            self.events += output.events if output is not None else []
+        return counts
 
     def of(self, kind: type[Any], slot: int | None = None) -> list[Any]:
         found = [e for e in self.events if isinstance(e, kind)]

@@ -30,19 +30,6 @@ def tables(b: Bench, slot: int = 1) -> list[tuple[int, int]]:
     return [(table.first, len(table.pages)) for table in sequence.tables]
 
 
-def peak(b: Bench) -> int:
-    """Runs all; the most pages that were mapped while a step was under way."""
-    most = 0
-    while b.engine.has_work():
-        flight = b.engine.launch()
-        most = max(most, b.engine.pool.counts[PageState.MAPPED])
-        if flight is not None:
-            b.engine.retire(flight)
-        output = b.engine.take_output()
-        b.events += output.events if output is not None else []
-    return most
-
-
 def forget(b: Bench, group: int, num_tokens: int, blocks: range) -> None:
     """Evicts blocks of prompt(num_tokens)."""
     for key in chain_keys(ROOT, prompt(num_tokens))[blocks.start : blocks.stop]:
@@ -70,7 +57,9 @@ def test_blocks_are_let_go_when_they_leave_the_window() -> None:
     assert b.engine.state.block_tables[0, 1:, :4].tolist() == [[0, 0, *p[2:4]] for p in pages[1:]]
     b.run()
     b.handle(Submit(2, request(prompt(100, 1), max_tokens=40)))
-    assert peak(b) == max(7 + 3 * 4, 9 + 3 * 3)  # a window of 20 and a chunk of 32, or a token
+    assert max(b.run_counting()) == max(
+        7 + 3 * 4, 9 + 3 * 3
+    )  # a window of 20 and a chunk of 32, or a token
     b.assert_idle()
 
 
@@ -80,7 +69,7 @@ def test_a_window_needs_no_more_than_it_sees_however_long_the_prompt() -> None:
     assert b.engine.max_length == model.context_length == 512
     specs = {slot: request(prompt(300, slot), max_tokens=100) for slot in (1, 2)}
     b.handle(*(Submit(slot, spec) for slot, spec in specs.items()))
-    assert peak(b) == 3
+    assert max(b.run_counting()) == 3
     for slot in specs:
         assert b.tokens(slot) == expected_tokens("all alike", tuple(prompt(300, slot)), 100)
     assert b.engine.scheduler.num_preemptions == 0
