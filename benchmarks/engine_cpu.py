@@ -2,9 +2,10 @@
 
 SmolLM2-135M in float32, two threads, in process, with a worker's default bounds. Decode alone at
 batch 1, 8 and 32 after prompts of 128 tokens, prefill of 1024 tokens; `…_of_floor` is the share of
-the rate that `benchmarks.floors` allows. `idle_overhead_mib` is what a worker's two processes hold
-beside one float32 copy of the weights and the pool (`benchmarks.footprint` says how it is counted);
-`ready_s` the time from starting a decode worker until /readyz says yes, median of 3. With --peer,
+the rate that `benchmarks.floors` allows; `…_int8` and `…_int4` are rates with weights rounded on
+load. `idle_overhead_mib` is what a worker's two processes hold beside one float32 copy of the
+weights and the pool (`benchmarks.footprint` says how it is counted); `ready_s` the time from
+starting a decode worker until /readyz says yes, median of 3. With --peer,
 `…_vs_vllm`: our rate over that of vLLM on the CPU, in float32 with both cores (benchmarks/peers).
 """
 
@@ -36,13 +37,14 @@ PROMPT_TOKENS = 128
 PREFILL_TOKENS = 1024
 POOL_MIB = 1024
 NUM_STARTS = 3
+QUANTIZATIONS = ("int8", "int4")
 
 
 class Bench:
     """One engine; every prompt is new, so that nothing is found in the prefix cache."""
 
-    def __init__(self, model: Path) -> None:
-        loaded = load_model(model, "cpu", "float32").model
+    def __init__(self, model: Path, quantization: str = "auto") -> None:
+        loaded = load_model(model, "cpu", "float32", quantization=quantization).model
         defaults = WorkerConfig(model=str(model), secret="not used in one process")
         config = EngineConfig(
             max_batch_tokens=defaults.max_batch_tokens,
@@ -123,6 +125,18 @@ def engine_figures(model: Path, *, quick: bool) -> dict[str, float]:
     return figures
 
 
+def quantized_figures(model: Path, quantization: str, *, quick: bool) -> dict[str, float]:
+    bench = Bench(model, quantization)
+    figures: dict[str, float] = {}
+    for batch in BATCHES:
+        step_s = bench.decode_step_s(batch, 16 if quick else 48)
+        figures[f"decode_{batch}_tok_s_{quantization}"] = batch / step_s
+        show(f"{quantization}, decode, batch {batch}: {batch / step_s:.1f} tok/s")
+    prefill_s = median(bench.prefill_s(PREFILL_TOKENS) for _ in range(1 if quick else 3))
+    figures[f"prefill_tok_s_{quantization}"] = PREFILL_TOKENS / prefill_s
+    return figures
+
+
 def worker_figures(model: Path) -> dict[str, float]:
     """Starts decode workers one after the other beside a deployment that is ready."""
     ready_s: list[float] = []
@@ -146,6 +160,8 @@ def measure(options: Options) -> dict[str, float]:
     model = demo_model()
     workers = worker_figures(model)
     engine = engine_figures(model, quick=options.quick)
+    for quantization in QUANTIZATIONS:
+        engine |= quantized_figures(model, quantization, quick=options.quick)
     return {**workers, **engine, **(vllm_ratios(engine, model) if options.peer else {})}
 
 
