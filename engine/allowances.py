@@ -37,6 +37,13 @@ class Allowances:
         num_blocks = bisect.bisect_right(lengths, num_pages, key=self._num_pages_at_most) - 1
         self.max_length = min(context_length, num_blocks * PAGE_TOKENS)
 
+    def most(self) -> Pages:
+        """Of a sequence, however long; 0 where there is no such bound."""
+        return tuple(
+            self._for_prefill(group, self.max_length) if group.window else 0
+            for group in self.groups
+        )
+
     def of_prompt(self, sequence: Sequence) -> Pages:
         """For its tokens alone."""
         return tuple(self._for_prefill(group, sequence.num_tokens) for group in self.groups)

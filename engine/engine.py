@@ -151,15 +151,15 @@ class Engine:
 
     def has_work(self) -> bool:
         """Whether a call of `step` may do something."""
-        queued = len(self.scheduler.waiting) + len(self.scheduler.ready)
-        return bool(self._has_events() or len(self.state) or queued)
+        return bool(self._has_events() or self.scheduler.num_sequences)
 
     def load(self) -> Load:
         scheduler = self.scheduler
         chunks = sum(s.num_remaining for s in self.state.sequences if s.num_remaining > 1)
+        num_running = max(0, len(self.state) - scheduler.num_stuck)
         return Load(
-            num_running=len(self.state),
-            num_waiting=len(scheduler.waiting) + len(scheduler.ready),
+            num_running=num_running,
+            num_waiting=scheduler.num_sequences - num_running,
             num_waiting_tokens=scheduler.waiting.num_tokens + chunks,
             num_free_pages=max(0, self.pool.num_available - scheduler.waiting.num_pages),
             num_pages=self.pool.num_pages,

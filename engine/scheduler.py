@@ -36,13 +36,20 @@ class Scheduler:
         self.ready = WaitingQueue()  # have pages, wait for a row
         self.step_time = StepTime(config.step_time_ms / 1000)
         self.num_preemptions = 0
+        self.num_stuck = 0  # in the batch, without the page that its next token needs
         self.newly_admitted: list[Sequence] = []
         self._renewal_pages = pages_of(config.output_window_tokens)
         self._num_unscored = 0  # rows of logits that this step may still score
 
+    @property
+    def num_sequences(self) -> int:
+        """In batch and queues."""
+        return len(self.state) + len(self.waiting) + len(self.ready)
+
     def plan(self) -> Plan | None:
         """The next step; None if no sequence can be brought forward now."""
         self.newly_admitted = []
+        self.num_stuck = 0
         self._num_unscored = _MAX_SCORED
         self._promote_ready()
         decodes = self._decodes()
@@ -94,6 +101,7 @@ class Scheduler:
             # One without a row was preempted for another.
             if sequence.row >= 0 and not self._make_room(sequence):
                 stuck.add(sequence)
+        self.num_stuck += sum(sequence.row >= 0 for sequence in stuck)
         return [
             schedule(sequence, 1)
             for sequence in self.state.sequences
@@ -140,6 +148,7 @@ class Scheduler:
         num_new = chunk_len(sequence, budget)
         num_blocks = pages_of(sequence.num_computed + num_new)
         if self.allocator.extend(sequence, num_blocks) is not Room.MADE:
+            self.num_stuck += 1
             return None
         entry = schedule(sequence, num_new)
         self._num_unscored -= len(entry.scored)

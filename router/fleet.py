@@ -189,6 +189,7 @@ def candidate_of(
         num_running=max(load.num_running + load.num_waiting, session.num_in_flight),
         num_free_pages=load.num_free_pages,
         num_pages=load.num_pages,
+        most_pages=tuple(session.info.most_pages) or (0,),
         recent_share=session.recent_requests / mean if mean else 1.0,
     )
 

@@ -37,6 +37,7 @@ class Candidate:
     num_running: int = 0
     num_free_pages: int = 1 << 30
     num_pages: int = 1 << 30
+    most_pages: tuple[int, ...] = (0,)  # of a sequence by page group; 0: by its length alone
     recent_share: float = 1.0  # of recent requests; 1 is fair
 
 
@@ -50,9 +51,9 @@ class Job:
     avoid: frozenset[str] = field(default_factory=frozenset)  # failed it before: last resort
     may_split: bool = True
 
-    @property
-    def num_pages(self) -> int:
-        return -(-self.num_tokens // PAGE_TOKENS) + self.num_choices
+    def num_pages_on(self, candidate: Candidate) -> int:
+        num_blocks = -(-self.num_tokens // PAGE_TOKENS) + self.num_choices
+        return sum(min(num_blocks, most or num_blocks) for most in candidate.most_pages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,8 @@ def _load_cost(job: Job, candidate: Candidate) -> float:
 
 def _has_room(candidate: Candidate, job: Job) -> bool:
     """A job larger than the pool passes: the worker refuses it with the numbers in the error."""
-    return job.num_pages <= candidate.num_free_pages or job.num_pages > candidate.num_pages
+    num_pages = job.num_pages_on(candidate)
+    return num_pages <= candidate.num_free_pages or num_pages > candidate.num_pages
 
 
 def _willing(job: Job, candidates: list[Candidate]) -> list[Candidate]:

@@ -192,6 +192,7 @@ class Front:
             vocab_size=ready.vocab_size,
             num_pages=ready.num_pages,
             page_bytes=ready.page_bytes,
+            most_pages=ready.most_pages,
         )
 
     # --- drain ---

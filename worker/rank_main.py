@@ -176,6 +176,7 @@ def describe(loaded: LoadedModel, engine: Engine) -> RankReady:
         groups=model.layout.groups,
         num_pages=engine.pool.num_pages,
         page_bytes=model.layout.page.page_bytes,
+        most_pages=engine.scheduler.allowances.most(),
     )
 
 

@@ -48,6 +48,7 @@ class RankReady(msgspec.Struct, frozen=True):
     groups: tuple[PageGroup, ...]
     num_pages: int
     page_bytes: int
+    most_pages: tuple[int, ...]  # of a sequence, by page group; 0: no bound but its length
 
 
 class RankFailed(msgspec.Struct, frozen=True):

@@ -154,7 +154,8 @@ def test_a_prompt_whose_promised_page_is_pinned_waits_for_it() -> None:
     b.run()
     assert not b.of(HandoffReady) and b.engine.has_work()
     assert b.engine.pool.check_integrity() == ""
-    assert b.engine.load().num_free_pages == 0
+    load = b.engine.load()
+    assert (load.num_free_pages, load.num_running, load.num_waiting) == (0, 0, 1)
     b.engine.pool_calls.answer(Unpin([(p.page, p.generation) for p in pinned.pages]))
     b.run()
     assert b.tokens(1) == expected_tokens("all alike", tuple(prompt(200)), 1)
@@ -174,6 +175,7 @@ def test_a_stream_whose_promised_page_is_pinned_waits_for_it() -> None:
     assert isinstance(pinned, Pinned) and len(pinned.pages) == 2
     b.run()
     assert b.engine.has_work() and len(b.tokens(1)) == 33  # two pages are left to it: 64 to 95
+    assert b.engine.load().num_running == 0, "no step is owed"
     b.engine.pool_calls.answer(Unpin([(p.page, p.generation) for p in pinned.pages]))
     b.run()
     assert b.tokens(1) == expected_tokens("all alike", tuple(prompt(64)), 100)

@@ -52,6 +52,15 @@ def test_decode_workers_without_room_are_passed_over() -> None:
     assert plan(Job(16 * 100, 8), [_P0, full], 32, _RNG) == Split(_P0, full), "it must refuse"
 
 
+def test_room_is_counted_by_page_group() -> None:
+    """Where a window slides a long prompt needs no more pages than the window."""
+    windowed = _with(_D0, num_pages=500, num_free_pages=120, most_pages=(0, 20, 20))
+    assert plan(Job(16 * 78, 8), [_P0, windowed], 32, _RNG) == Split(_P0, windowed)
+    assert plan(Job(16 * 81, 8), [_P0, windowed], 32, _RNG) is None
+    full = _with(windowed, most_pages=(0, 0, 0))
+    assert plan(Job(16 * 40, 8), [_P0, full], 32, _RNG) is None
+
+
 def test_the_longest_cached_prefix_wins_unless_its_worker_is_loaded() -> None:
     warm = _with(_D1, num_cached_tokens=400)
     loaded = _with(warm, num_waiting_tokens=1000)
