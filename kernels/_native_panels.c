@@ -17,7 +17,7 @@ static void stream_panels(void *argument, ptrdiff_t task)
     ptrdiff_t num_lines = ceil_div(p->panel_bytes / 64, ceil_div(p->rows, p->height));
     for (ptrdiff_t panel = first; panel < end; panel++) {
         struct lines ahead = {p->weight + (panel + 1) * p->panel_bytes,
-                              panel + 1 < end ? num_lines : 0};
+                              panel + 1 < p->num_panels ? num_lines : 0};
         for (ptrdiff_t row = 0; row < p->rows; row += p->height, ahead.first += 64 * ahead.count)
             p->tile(p, (int)least(p->height, p->rows - row), row, panel, &ahead);
     }

@@ -26,6 +26,10 @@ class PagedPlan:
     block_table: NDArray[np.int64]  # [B, blocks]
 
 
+def fits_compiled(head_dim: int) -> bool:
+    return native.module is not None and head_dim <= _MAX_HEAD_DIM and head_dim % 8 == 0
+
+
 def plan_paged(
     group: PageGroup,
     slot_mapping: torch.Tensor,
@@ -36,8 +40,7 @@ def plan_paged(
 ) -> PagedPlan | None:
     """None where the compiled code has no part."""
     on_cpu = block_table.device.type == "cpu" and dtype == torch.float32
-    fits = group.head_dim <= _MAX_HEAD_DIM and group.head_dim % 8 == 0
-    if native.module is None or not on_cpu or not fits:
+    if not on_cpu or not fits_compiled(group.head_dim):
         return None
     num_decodes = len(block_table) - len(prefills)
     lengths = [1] * num_decodes + [query_len for query_len, _ in prefills]

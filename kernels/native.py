@@ -17,12 +17,14 @@ except ImportError:  # a source tree without a compiler still works, slower
 
 def takes(tensor: torch.Tensor) -> bool:
     """Compiled code works in float32 on the CPU."""
-    on_cpu = tensor.device.type == "cpu" and tensor.dtype == torch.float32
-    return module is not None and on_cpu
+    return tensor.is_cpu and tensor.dtype is torch.float32 and module is not None
 
 
 def flat(tensor: torch.Tensor) -> NDArray[Any]:
     """All that lies from the first to the last number of a tensor with gaps between its rows."""
+    if tensor.is_contiguous():  # one row always is
+        array: NDArray[Any] = tensor.numpy()
+        return array
     ends = [(size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
-    array: NDArray[Any] = tensor.as_strided((sum(ends) + 1,), (1,)).numpy()
+    array = tensor.as_strided((sum(ends) + 1,), (1,)).numpy()
     return array

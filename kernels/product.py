@@ -4,18 +4,24 @@ On the CPU in float32 the weight is packed for compiled code: panels of 32 colum
 read front to back once a product. Elsewhere torch multiplies by [in, out], which is the reference.
 """
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
+from numpy.typing import NDArray
 
 from paceline.kernels import native
 from paceline.kernels.huge_pages import empty_on_huge_pages
 
 PANEL = 32  # columns
+Array = NDArray[Any]
 
 
 class Matrix(Protocol):
     """A weight [in, out], held once, in the layout that multiplies fastest."""
+
+    @property
+    def num_columns(self) -> int: ...
 
     @property
     def num_bytes(self) -> int:
@@ -38,6 +44,10 @@ class Matrix(Protocol):
 class TorchMatrix:
     def __init__(self, weight: torch.Tensor) -> None:
         self.weight = weight
+
+    @property
+    def num_columns(self) -> int:
+        return self.weight.shape[1]
 
     @property
     def num_bytes(self) -> int:
@@ -76,7 +86,7 @@ class PackedMatrix:
         return self.panels.nbytes
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        out = x.new_empty(len(x), self.num_columns)
+        out = x.new_empty(x.shape[0], self.num_columns)
         self._run(x, bias, out, False)
         return out
 
@@ -86,17 +96,26 @@ class PackedMatrix:
     def columns(self, ids: torch.Tensor) -> torch.Tensor:
         return self.panels[ids // PANEL, :, ids % PANEL]
 
+    def call(
+        self, x: Array, bias: Array | None, out: Array, accumulate: bool, num_threads: int
+    ) -> tuple[Callable[..., None], tuple[Any, ...]]:
+        """The compiled function and its arguments, for arrays that are used again."""
+        sizes = (len(x), self.depth, self.num_columns)
+        ends = (accumulate, num_threads, self._level)
+        return self._product, (x, self._memory, bias, out, *sizes, *ends)
+
     def _run(
         self, x: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, accumulate: bool
     ) -> None:
-        if not len(x):
+        num_rows = x.shape[0]
+        if not num_rows:
             return
         self._product(
             x.contiguous().numpy(),
             self._memory,
             None if bias is None else bias.numpy(),
             out.numpy(),
-            len(x),
+            num_rows,
             self.depth,
             self.num_columns,
             accumulate,

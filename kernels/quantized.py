@@ -9,14 +9,16 @@ of the memory traffic of float32. Compiled code works on packed panels; elsewher
 by the same numbers, which is the reference.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn import functional as F
 
 from paceline.kernels import native
 from paceline.kernels.huge_pages import empty_on_huge_pages
-from paceline.kernels.product import PANEL, Matrix, TorchMatrix
+from paceline.kernels.product import PANEL, Array, Matrix, TorchMatrix
 
 GROUP = 32  # of the input, for weights as for x
 LEAST = 1e-30  # a group of x that is below counts as zeros
@@ -70,6 +72,10 @@ class TorchQuantizedMatrix:
         self.matrix = TorchMatrix(quantized.dequantized().to(device, dtype))
 
     @property
+    def num_columns(self) -> int:
+        return self.matrix.num_columns
+
+    @property
     def num_bytes(self) -> int:
         return self.matrix.num_bytes
 
@@ -102,7 +108,7 @@ class PackedQuantizedMatrix:
         return self.blocks.nbytes
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        out = x.new_empty(len(x), self.num_columns)
+        out = x.new_empty(x.shape[0], self.num_columns)
         self._run(x, bias, out, False)
         return out
 
@@ -120,17 +126,26 @@ class PackedQuantizedMatrix:
         rows = (quads.flatten(2).float() - zeros) * head[:, :, 0, None]
         return rows.flatten(1)[:, : self.depth].contiguous()
 
+    def call(
+        self, x: Array, bias: Array | None, out: Array, accumulate: bool, num_threads: int
+    ) -> tuple[Callable[..., None], tuple[Any, ...]]:
+        """The compiled function and its arguments, for arrays that are used again."""
+        sizes = (len(x), self.depth, self.num_columns, self.bits, self.has_zeros)
+        ends = (accumulate, num_threads, self._level)
+        return self._product, (x, self._memory, bias, out, *sizes, *ends)
+
     def _run(
         self, x: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, accumulate: bool
     ) -> None:
-        if not len(x):
+        num_rows = x.shape[0]
+        if not num_rows:
             return
         self._product(
             x.contiguous().numpy(),
             self._memory,
             None if bias is None else bias.numpy(),
             out.numpy(),
-            len(x),
+            num_rows,
             self.depth,
             self.num_columns,
             self.bits,
@@ -148,6 +163,10 @@ class ReorderedMatrix:
         """`order` [in]: where row k of `matrix` stands in the weight."""
         self.matrix = matrix
         self.order = order
+
+    @property
+    def num_columns(self) -> int:
+        return self.matrix.num_columns
 
     @property
     def num_bytes(self) -> int:

@@ -12,6 +12,7 @@ from paceline.kernels.kv_write import HeadScale, prepare_heads
 from paceline.kernels.rope import rope_tables
 from paceline.models.base import ForwardBatch
 from paceline.models.config import ModelConfig
+from paceline.models.decode_program import LayerParts, decode_programs
 from paceline.models.layers import LayerBuilder, Linear
 from paceline.models.norms import Norm, WholeNorm
 from paceline.models.registry import ModelSource
@@ -30,6 +31,10 @@ class Block(Protocol):
 
     def feed_forward(self, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         """Output product of the attention, then the MLP; may overwrite `hidden`."""
+        ...
+
+    def parts(self) -> LayerParts | None:
+        """Where the layer has the common shape."""
         ...
 
 
@@ -111,7 +116,14 @@ class Decoder(ABC):
         with WeightReader(source.folder, source.progress) as reader:
             model = cls(config, source, LayerBuilder(reader, source))
             reader.finish(cls.ignored_tensors)
+        model.prepare(source)
         return model, config.semantics
+
+    def prepare(self, source: ModelSource) -> None:
+        """Once all layers are there."""
+        parts = [block.parts() for block in self.blocks]
+        places = self.layout.layers
+        self._programs = decode_programs(parts, places, self.config, source.dtype, source.device)
 
     def weight_bytes(self) -> int:
         return self._build.num_bytes
@@ -122,6 +134,12 @@ class Decoder(ABC):
             rope_tables(batch.positions, inv_freq, scaling, hidden.dtype)
             for inv_freq, scaling in self._ropes
         ]
+        program = self._programs and self._programs.find(pools[0], batch, tables)
+        if program:
+            if not len(batch.logits_rows):
+                program.run(hidden, batch, tables)
+                return hidden.new_empty(0, self.vocab_size, dtype=torch.float32)
+            return self._logits(program.run(hidden, batch, tables)[batch.logits_rows])
         plans = self._plans(batch, hidden.dtype)
         for block, (group, layer) in zip(self.blocks, self.layout.layers, strict=True):
             plan = plans[group]
@@ -131,6 +149,9 @@ class Decoder(ABC):
                     return hidden.new_empty(0, self.vocab_size, dtype=torch.float32)
                 hidden, attended = hidden[batch.logits_rows], attended[batch.logits_rows]
             hidden = block.feed_forward(hidden, attended)
+        return self._logits(hidden)
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = self.head(self.norm(hidden)).float()
         cap = self.config.logits_softcap
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits

@@ -32,6 +32,9 @@ class GPT2Block:
         hidden = self.out.add_to(hidden, attended)
         return self.down.add_to(hidden, self.act(self.up(self.norm_2(hidden))))
 
+    def parts(self) -> None:
+        """Layer norms and a plain MLP: not the common shape."""
+
 
 class GPT2(Decoder):
     """GPT2LMHeadModel. The first checkpoints have no `transformer.` before their names."""

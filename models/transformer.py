@@ -14,6 +14,7 @@ import torch
 from paceline.kernels.kv_write import HeadScale
 from paceline.models.base import ForwardBatch
 from paceline.models.config import ModelConfig
+from paceline.models.decode_program import LayerParts
 from paceline.models.decoder import Attention, Decoder
 from paceline.models.layers import ACTIVATIONS, LayerBuilder, Linear
 from paceline.models.mlp import MLP, GatedMLP
@@ -54,6 +55,26 @@ class TransformerBlock:
         if self.after_mlp is None:
             return self.mlp.add_to(hidden, self.norm_2(hidden))
         return self.after_mlp.add_to(hidden, self.mlp(self.norm_2(hidden)))
+
+    def parts(self) -> LayerParts | None:
+        attention, mlp = self.attention, self.mlp
+        is_plain = self.after_attention is None and self.after_mlp is None
+        has_norms = isinstance(self.norm_1, RMSNorm) and isinstance(self.norm_2, RMSNorm)
+        normed_heads = attention.whole_norm is not None or attention.head_scale is not None
+        if not is_plain or not has_norms or normed_heads or not isinstance(mlp, GatedMLP):
+            return None
+        assert isinstance(self.norm_1, RMSNorm) and isinstance(self.norm_2, RMSNorm)
+        return LayerParts(
+            self.norm_1,
+            attention.qkv,
+            attention.config,
+            attention.rope_index,
+            self.out,
+            self.norm_2,
+            mlp.gate_up,
+            mlp.act,
+            mlp.down,
+        )
 
 
 class Transformer(Decoder):
