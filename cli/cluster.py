@@ -110,8 +110,8 @@ class Cluster:
             self.kill_all()
             for child in self.processes.values():
                 child.process.wait()
-            cancelled = isinstance(error, Cancelled)
-            self._let_go(keep_logs=bool(self.processes) and not cancelled)
+            has_logs = bool(self.processes) and not isinstance(error, Cancelled)
+            self._let_go(self.folder.leave if has_logs else self.folder.remove)
             raise
         self._keeper.start(self.processes, restart=self.spec.restart)
 
@@ -167,17 +167,15 @@ class Cluster:
                 for child in group:
                     self._show(child.name, "draining")
                 clean &= all(stoppers.map(self._end, group))
-        self._let_go(keep_logs=not clean or self._keeper.num_restarts > 0)
+        keep_logs = not clean or self._keeper.num_restarts > 0
+        self._let_go(self.folder.keep if keep_logs else self.folder.remove)
         return clean
 
-    def _let_go(self, *, keep_logs: bool) -> None:
+    def _let_go(self, end_folder: Callable[[], None]) -> None:
         self._spawner.shutdown()
         for child in self.processes.values():
             child.close()
-        if keep_logs:
-            self.folder.keep()
-        else:
-            self.folder.remove()
+        end_folder()
 
     def _end(self, child: Child) -> bool:
         clean = child.end(self.spec.drain_timeout_s)

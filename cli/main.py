@@ -4,6 +4,7 @@ Commands are import paths, resolved only when one is chosen: `paceline --help` i
 ours but core, and `paceline gateway` never imports torch.
 """
 
+import dataclasses
 import difflib
 import errno
 import importlib
@@ -105,8 +106,7 @@ def guarded(name: str, argv: Sequence[str]) -> int:
     try:
         return run_command(name, argv)
     except ConfigError as error:
-        text = f"{error.message} (see `paceline {name} --help`)"
-        return complain(text, EXIT_USAGE)
+        return complain(error.message + pointer(name, error.field), EXIT_USAGE)
     except PacelineError as error:
         return complain(error.message, EXIT_FAILED)
     except KeyboardInterrupt:
@@ -118,8 +118,16 @@ def guarded(name: str, argv: Sequence[str]) -> int:
         return complain(f"the disk is full{where}: free some space and try again", EXIT_FAILED)
 
 
+def pointer(name: str, field: str | None) -> str:
+    """Where a setting is explained; nowhere if the command has none of that name."""
+    fields = dataclasses.fields(resolve(COMMANDS[name].config))
+    is_setting = any(setting.name == field for setting in fields)
+    return f" (see `paceline {name} --help`)" if is_setting else ""
+
+
 def run_command(name: str, argv: Sequence[str]) -> int:
     command = COMMANDS[name]
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # else gRPC logs each child we start
     summary = f"{command.summary[0].upper()}{command.summary[1:]}."
     config = parse(resolve(command.config), argv, os.environ, name, summary)
     run: Callable[[Any], int] = resolve(command.run)

@@ -41,6 +41,10 @@ class RunFolder:
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._mark)
 
+    def leave(self) -> None:
+        """Leaves its logs to be read until the next deployment sweeps it out."""
+        os.close(self._mark)
+
     def keep(self) -> None:
         """Leaves it and its logs to the user: without a mark nobody sweeps it out."""
         (self.path / MARK).unlink(missing_ok=True)

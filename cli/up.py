@@ -1,5 +1,6 @@
 """`paceline up`: a whole deployment on this machine, kept up until Ctrl-C."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -10,14 +11,17 @@ from pathlib import Path
 from types import FrameType
 from typing import ClassVar
 
+from paceline.cli import preflight
 from paceline.cli.cluster import Cluster, ClusterSpec
 from paceline.cli.display import Display, say
 from paceline.cli.ports import check_free, listen_error
 from paceline.cli.roles import Role, Settings
 from paceline.core.config import setting
 from paceline.core.errors import Cancelled, ConfigError
+from paceline.kv_transfer import registry
 
 MAX_WORKERS = 64
+MAX_RUN_DIR_BYTES = 107 - len("/paceline-12345678/paceline-12345678/command")  # sun_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,7 @@ class UpConfig:
 
     def __post_init__(self) -> None:
         check_model(self.model)
+        check_transport(self.transport)
         for name in ("prefill", "decode"):
             lowest = 1 if name == "decode" else 0
             if not lowest <= getattr(self, name) <= MAX_WORKERS:
@@ -59,6 +64,9 @@ class UpConfig:
             raise ConfigError("ready_timeout_s", self.ready_timeout_s, "must be positive")
         if self.run_dir and not os.path.isdir(self.run_dir):
             raise ConfigError("run_dir", self.run_dir, "must be a folder")
+        room = MAX_RUN_DIR_BYTES - len(os.fsencode(os.path.abspath(self.run_dir)))
+        reason = f"its path is {-room} bytes too long for the sockets that lie below it"
+        ConfigError.check("run_dir", self.run_dir, not self.run_dir or room >= 0, reason)
 
     def next_port(self) -> int:
         """The one after `port` if it can be had; 0: any."""
@@ -96,6 +104,16 @@ def check_model(model: Path) -> None:
             raise ConfigError("model", str(model), f"there is no {name} in this folder")
 
 
+def check_transport(transport: str) -> None:
+    between = registry.names_of((registry.AUTO,))  # processes
+    known = ", ".join((registry.AUTO, *between))
+    for name in transport.split(","):
+        is_known = name in (registry.AUTO, *between)
+        ConfigError.check("transport", name, is_known, f"must be one of {known}")
+        problem = "" if name == registry.AUTO else registry.problem_of(name)
+        ConfigError.check("transport", name, not problem, problem)
+
+
 def run(config: UpConfig) -> int:
     for name in ("port", "grpc_port"):
         if port := getattr(config, name):
@@ -103,6 +121,7 @@ def run(config: UpConfig) -> int:
     began = time.monotonic()
     display = Display()
     spec = config.spec()
+    preflight.check(spec, os.environ, frozenset(f.name for f in dataclasses.fields(config)))
     if config.port and not spec.grpc_port:
         say(f"paceline: port {config.port + 1} is taken; gRPC of the gateway gets a free one")
     cluster = Cluster(spec, display)

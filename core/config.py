@@ -100,7 +100,9 @@ def convert(name: str, text: str, kind: Any) -> Any:
         return text.lower() in ("true", "1")
     if kind == tuple[str, ...]:
         return tuple(part for part in text.split(",") if part)
-    if kind not in (str, int, float, Path):
+    if kind is Path:
+        return Path(text).absolute() if text else Path()  # "." is a folder, "" is none
+    if kind not in (str, int, float):
         raise TypeError(f"{name}: settings of type {kind} are not supported")
     try:
         return kind(text)

@@ -17,6 +17,7 @@ PacelineError
 """
 
 from enum import StrEnum
+from typing import Self
 
 
 class ErrorCode(StrEnum):
@@ -47,6 +48,15 @@ class PacelineError(Exception):
         self.message = message
         self.field = field
         self.retry_after_s = retry_after_s
+
+    @classmethod
+    def relayed(
+        cls, message: str, *, field: str | None = None, retry_after_s: float | None = None
+    ) -> Self:
+        """One that another process has raised: its text is ready."""
+        error = cls.__new__(cls)
+        PacelineError.__init__(error, message, field=field, retry_after_s=retry_after_s)
+        return error
 
 
 class _WrongField(PacelineError):

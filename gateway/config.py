@@ -48,6 +48,8 @@ class GatewayConfig:
     drain_timeout_s: float = setting(30.0, "How long running streams may take at shutdown.")
 
     def __post_init__(self) -> None:
+        if self.model == Path():
+            raise ConfigError("model", "", "name the folder of a model: its tokenizer is needed")
         if not (self.model / "tokenizer.json").is_file():
             reason = "must be a model directory with a tokenizer.json"
             raise ConfigError("model", str(self.model), reason)

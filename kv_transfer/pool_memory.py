@@ -12,10 +12,12 @@ import os
 from dataclasses import dataclass
 
 from paceline.core.errors import ConfigError
+from paceline.core.host_memory import available_bytes
 
 _F_SEAL_FUTURE_WRITE = 0x0010  # linux/fcntl.h; not in Python 3.11
 _MADV_POPULATE_READ = 22  # linux/mman.h, since 5.14; not in Python 3.11
 _MADV_POPULATE_WRITE = 23
+_SPARE_BYTES = 64 << 20  # not to be given to a pool: whoever fills a machine to the brim is killed
 _SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
@@ -41,6 +43,7 @@ def size_pool_memory(fd: int, num_bytes: int) -> PoolMemory:
 
     Raises ConfigError when the machine has not enough memory.
     """
+    _check_available(num_bytes)
     try:
         os.ftruncate(fd, num_bytes)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SIZE_SEALS)
@@ -49,7 +52,7 @@ def size_pool_memory(fd: int, num_bytes: int) -> PoolMemory:
     except (OSError, ValueError) as error:  # ValueError: no bytes at all
         cause = os.strerror(error.errno or 0) if isinstance(error, OSError) else str(error)
         reason = f"memory for the page pool cannot be had: {cause}"
-        raise ConfigError("pool_mib", num_bytes >> 20, reason) from None
+        raise ConfigError("pool_mib", _mib(num_bytes), reason) from None
     return PoolMemory(fd, memoryview(mapping))
 
 
@@ -85,6 +88,19 @@ def has_fixed_size(fd: int) -> bool:
         return fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SIZE_SEALS == _SIZE_SEALS
     except OSError:
         return False
+
+
+def _check_available(num_bytes: int) -> None:
+    """Under overcommit the kernel would promise anything, and kill us when we fill it."""
+    available = available_bytes()
+    if available is not None and num_bytes > available - _SPARE_BYTES:
+        reason = f"memory for the page pool cannot be had: {available >> 20} MiB are available"
+        raise ConfigError("pool_mib", _mib(num_bytes), reason)
+
+
+def _mib(num_bytes: int) -> int:
+    """As it was set: a pool of whole pages may be a little smaller."""
+    return -(-num_bytes >> 20)
 
 
 def _map_writable(fd: int, num_bytes: int) -> mmap.mmap:

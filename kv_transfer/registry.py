@@ -23,12 +23,19 @@ def register(name: str, module: str) -> None:
 
 def load(name: str) -> Transport:
     """Raises ConfigError for an unknown name, or one whose libraries are not installed."""
+    ConfigError.check("transport", name, not (reason := problem_of(name)), reason)
+    return cast(Transport, importlib.import_module(_modules[name]))
+
+
+def problem_of(name: str) -> str:
+    """Why a transport cannot be had; empty when it can."""
     if name not in _modules:
-        raise ConfigError("transport", name, f"must be one of {', '.join((*_modules, AUTO))}")
+        return f"must be one of {', '.join((*_modules, AUTO))}"
     try:
-        return cast(Transport, importlib.import_module(_modules[name]))
+        importlib.import_module(_modules[name])
     except ImportError as error:
-        raise ConfigError("transport", name, f"cannot be loaded: {error}") from error
+        return f"cannot be loaded: {error}"
+    return ""
 
 
 def make_source(name: str, pool: LocalPool, settings: TransportSettings) -> Source:

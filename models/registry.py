@@ -1,4 +1,4 @@
-"""Architecture name of config.json → the class that wires it, imported when asked for."""
+"""What every model is made from and with; finds the class that wires an architecture."""
 
 import importlib
 from collections.abc import Callable
@@ -8,28 +8,12 @@ from typing import ClassVar, Protocol
 
 import torch
 
-from paceline.core.errors import ConfigError
+from paceline.models.architectures import MODELS, architecture_of
 from paceline.models.base import Model
 from paceline.models.fields import Fields
 from paceline.models.quantization import PLAIN, Quantization
 
 Progress = Callable[[int, int], None]  # bytes read so far, bytes in all
-
-MODELS = {
-    "GPT2LMHeadModel": "paceline.models.gpt2:GPT2",
-    "Gemma2ForCausalLM": "paceline.models.gemma2:Gemma2",
-    "Gemma3ForCausalLM": "paceline.models.gemma3:Gemma3",
-    "LlamaForCausalLM": "paceline.models.llama:Llama",
-    "MistralForCausalLM": "paceline.models.mistral:Mistral",
-    "MixtralForCausalLM": "paceline.models.mixtral:Mixtral",
-    "Olmo2ForCausalLM": "paceline.models.olmo2:Olmo2",
-    "PacelineMockForCausalLM": "paceline.models.mock:MockModel",
-    "Phi3ForCausalLM": "paceline.models.phi3:Phi3",
-    "Qwen2ForCausalLM": "paceline.models.qwen2:Qwen2",
-    "Qwen3ForCausalLM": "paceline.models.qwen3:Qwen3",
-    "Qwen3MoeForCausalLM": "paceline.models.qwen3_moe:Qwen3Moe",
-    "SmolLM3ForCausalLM": "paceline.models.smollm3:SmolLM3",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +46,7 @@ class ModelClass(Protocol):
 
 def find_model(fields: Fields) -> tuple[str, type[ModelClass]]:
     """The architecture's name and class, by `architectures` of config.json."""
-    names = fields.get("architectures", [])
-    name = names[0] if isinstance(names, list) and names else None
-    if name not in MODELS:
-        known = ", ".join(sorted(MODELS))
-        raise ConfigError("architectures", name, f"unknown architecture; known: {known}")
+    name = architecture_of(fields.get("architectures", []))
     module, _, attribute = MODELS[name].partition(":")
     found: type[ModelClass] = getattr(importlib.import_module(module), attribute)
     return name, found

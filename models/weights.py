@@ -15,9 +15,8 @@ from safetensors import SafetensorError, safe_open
 from paceline.core.errors import ConfigError
 from paceline.core.model_files import read_json
 from paceline.models.registry import Progress
+from paceline.models.weight_files import INDEX_NAME, weight_files
 
-INDEX_NAME = "model.safetensors.index.json"
-SINGLE_NAME = "model.safetensors"
 _INTEGERS = (torch.int32, torch.int64)
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -26,7 +25,7 @@ class WeightReader:
     """The tensors of a folder by name. Use as a context manager: leaving it unmaps the files."""
 
     def __init__(self, folder: Path, progress: Progress) -> None:
-        self._files = {path: _open(path) for path in _weight_files(folder)}
+        self._files = {path: _open(path) for path in weight_files(folder)}
         self._homes: dict[str, Any] = {}
         for file in self._files.values():
             self._homes |= dict.fromkeys(file.keys(), file)
@@ -120,23 +119,8 @@ class WeightReader:
                 raise ConfigError("weights", name, f"is in {INDEX_NAME} but in none of its files")
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    if not (folder / INDEX_NAME).exists():
-        return [folder / SINGLE_NAME]
-    weight_map = read_json(folder / INDEX_NAME).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise ConfigError("weights", INDEX_NAME, "has no weight_map")
-    names = sorted({str(name) for name in weight_map.values()})
-    for name in names:
-        if Path(name).name != name or not name.endswith(".safetensors"):
-            raise ConfigError("weights", name, "must be a safetensors file beside the index")
-    return [folder / name for name in names]
-
-
 def _open(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt", device="cpu")
-    except FileNotFoundError:
-        raise ConfigError("weights", path.name, "file is missing") from None
     except (SafetensorError, OSError) as error:
         raise ConfigError("weights", path.name, f"cannot be read: {error}") from None

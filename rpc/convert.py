@@ -68,14 +68,11 @@ def code_to_proto(
 
 def error_from_proto(message: common_pb2.Error) -> PacelineError:
     kind = _PROTO_TO_ERROR.get(message.code, EngineFailure)
-    error = kind.__new__(kind)  # InvalidRequest formats its own text; this text is formatted
-    PacelineError.__init__(
-        error,
+    return kind.relayed(
         message.message,
         field=message.field or None,
         retry_after_s=message.retry_after_ms / 1000 or None,
     )
-    return error
 
 
 def finish_to_proto(reason: FinishReason | None) -> common_pb2.FinishReason:

@@ -1,12 +1,14 @@
 """Configuration of a worker, whatever its role."""
 
 import os
+import re
 from dataclasses import dataclass
 from typing import ClassVar
 
 from paceline.core.config import check_secret, setting
 from paceline.core.errors import ConfigError
 from paceline.core.kv_layout import ELEMENT_BYTES
+from paceline.kv_transfer import registry
 from paceline.rpc.beats import MAX_BEAT_S
 
 DTYPES = ("auto", *ELEMENT_BYTES)
@@ -59,6 +61,7 @@ class WorkerConfig:
         check_secret(self.secret, self.env_prefix)
         _check("model", self.model, os.path.isdir(self.model), "must be a folder with a model")
         _check("dtype", self.dtype, self.dtype in DTYPES, f"must be one of {', '.join(DTYPES)}")
+        check_device_name(self.device)
         known = ", ".join(QUANTIZATIONS)
         rounding = self.quantization
         _check("quantization", rounding, rounding in QUANTIZATIONS, f"must be one of {known}")
@@ -76,10 +79,23 @@ class WorkerConfig:
         _check("num_threads", self.num_threads, self.num_threads >= 0, "must not be negative")
         share = self.max_pinned_share
         _check("max_pinned_share", share, 0 < share <= 1, "must lie in (0, 1]")
-        _check("transports", self.transports, bool(self.transports), "must name one, or auto")
+        check_transports("transports", self.transports)
         drain = self.drain_timeout_s
         _check("drain_timeout_s", drain, drain >= 0, "must not be negative")
 
     @property
     def served_name(self) -> str:
-        return self.model_name or os.path.basename(os.path.normpath(self.model))
+        return self.model_name or os.path.basename(os.path.abspath(self.model))
+
+
+def check_device_name(device: str) -> None:
+    """Its form; whether there is one is for a process with torch to find out."""
+    known = re.fullmatch(r"cpu|cuda(:\d{1,3})?", device) is not None
+    _check("device", device, known, "must be cpu, cuda or cuda:INDEX")
+
+
+def check_transports(field: str, transports: tuple[str, ...]) -> None:
+    _check(field, transports, bool(transports), "must name one, or auto")
+    for name in transports:
+        reason = "" if name == registry.AUTO else registry.problem_of(name)
+        _check(field, name, not reason, reason)

@@ -25,6 +25,7 @@ from paceline.engine.engine import Engine
 from paceline.engine.messages import PoolCall
 from paceline.engine.pool_calls import PoolCalls
 from paceline.models.loader import LoadedModel, load_model
+from paceline.worker.device import check_device
 from paceline.worker.rank_messages import (
     FAILED,
     READY,
@@ -40,6 +41,7 @@ from paceline.worker.sockets import configure
 
 SWITCH_INTERVAL_S = 0.0002  # the pool thread answers within it while the step thread computes
 STARVED_WAIT_S = 0.005  # waiting requests, no pages: readers unpin without a command
+LAST_WORDS_MS = 2000
 _PR_SET_PDEATHSIG = 1
 
 
@@ -122,6 +124,14 @@ def send(socket: "zmq.Socket[bytes]", kind: bytes, message: object) -> None:
     socket.send_multipart([kind, msgspec.msgpack.encode(message), now_us.to_bytes(8, "little")])
 
 
+def fail(socket: "zmq.Socket[bytes]", failure: RankFailed) -> int:
+    """Our last words: the process does not end before they have left. The exit code."""
+    socket.setsockopt(zmq.LINGER, LAST_WORDS_MS)
+    send(socket, FAILED, failure)
+    socket.close()
+    return 1
+
+
 def start(target: Callable[..., None], *args: object) -> None:
     """A thread without which the rank is of no use: it ends the process when it fails."""
 
@@ -142,6 +152,7 @@ def make_engine(config: RankConfig) -> tuple[Engine, RankReady]:
     dtype = config.dtype
     if dtype == "auto":
         dtype = "float32" if config.device == "cpu" else "bfloat16"
+    check_device(config.device)
     loaded = load_model(Path(config.model), config.device, dtype, quantization=config.quantization)
     give_back_freed_memory()
     model = loaded.model
@@ -200,11 +211,9 @@ def main() -> int:
         keys.self_test()
         engine, ready = make_engine(config)
     except PacelineError as error:
-        send(steps, FAILED, RankFailed(error.code, error.message))
-        return 1
+        return fail(steps, RankFailed(error.code, error.message, error.field))
     except (MemoryError, RuntimeError) as error:  # torch: out of memory, no such device
-        send(steps, FAILED, RankFailed(ErrorCode.INTERNAL, str(error)[:300]))
-        return 1
+        return fail(steps, RankFailed(ErrorCode.INTERNAL, str(error)[:300]))
     loop = StepLoop(engine, Outbox(engine, steps))
     start(answer_pool_calls, context, config.pool_address, engine.pool_calls)
     start(take_commands, context, config.command_address, engine, loop)

@@ -56,6 +56,7 @@ class RankFailed(msgspec.Struct, frozen=True):
 
     code: ErrorCode
     message: str
+    field: str | None = None
 
 
 class Ping(msgspec.Struct, frozen=True, tag=True, array_like=True):

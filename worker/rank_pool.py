@@ -18,6 +18,14 @@ def make_pools(
         reason = f"holds {num_pages} pages of {group.page_bytes} bytes"
         raise ConfigError("pool_mib", pool_bytes >> 20, reason)
     if device != "cpu":
+        _check_free(num_pages * group.page_bytes, device)
         return allocate_pools(model.layout, num_pages, device), None
     memory = size_pool_memory(fd, num_pages * group.page_bytes).view
     return (view_pool(memory, group),), memory
+
+
+def _check_free(num_bytes: int, device: str) -> None:
+    free, _ = torch.cuda.mem_get_info(device)
+    if num_bytes > free:
+        reason = f"memory for the page pool cannot be had: {free >> 20} MiB of {device} are free"
+        raise ConfigError("pool_mib", num_bytes >> 20, reason)

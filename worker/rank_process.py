@@ -25,6 +25,7 @@ from paceline.worker.rank_messages import RankConfig, RankFailed, RankReady
 # Two threads on two quiet cores decode SmolLM2-135M as fast as when they spin for ever (26.8 and
 # 26.4 tok/s; never: 15.9). 200 matrix-vector products beside 8 busy processes: 1.1 s, not 3.3.
 SPIN_COUNT = "30000"
+LAST_WORDS_S = 1.0
 _COMMAND = (sys.executable, "-P", "-m", "paceline.worker.rank_main")
 
 
@@ -70,7 +71,7 @@ async def launch(config: WorkerConfig) -> RankProcess:
     process = None
     try:
         process = await _spawn(config, fd, link)
-        ready = await _await_ready(process, link, config.model)
+        ready = await _await_ready(process, link)
         memory = await _open_pool(fd)
     except BaseException:
         if process is not None and process.returncode is None:
@@ -130,13 +131,12 @@ def _environment(given: Mapping[str, str]) -> dict[str, str]:
     return settings
 
 
-async def _await_ready(
-    process: asyncio.subprocess.Process, link: RankLink, model: str
-) -> RankReady:
+async def _await_ready(process: asyncio.subprocess.Process, link: RankLink) -> RankReady:
     died = asyncio.create_task(process.wait())
-    first = asyncio.create_task(_first_contact(link, model))
+    first = asyncio.create_task(_first_contact(link))
     try:
         await asyncio.wait((died, first), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((first,), timeout=LAST_WORDS_S)  # they may come after its end
         if not first.done():
             raise EngineFailure(f"the rank process died while loading, status {died.result()}")
         return first.result()
@@ -145,11 +145,11 @@ async def _await_ready(
         first.cancel()
 
 
-async def _first_contact(link: RankLink, model: str) -> RankReady:
+async def _first_contact(link: RankLink) -> RankReady:
     output = await link.receive()
     if isinstance(output, RankFailed):
         if output.code is ErrorCode.CONFIG:
-            raise ConfigError("model", model, output.message)
+            raise ConfigError.relayed(output.message, field=output.field)
         raise EngineFailure(output.message)
     assert isinstance(output, RankReady)
     await link.greet()

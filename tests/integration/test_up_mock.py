@@ -21,6 +21,7 @@ import pytest
 from paceline.cli.cluster import Cluster, ClusterSpec
 from paceline.cli.ports import free_port
 from paceline.cli.roles import python_path
+from paceline.cli.run_folder import RunFolder
 from paceline.cli.setup_error import SetupError
 from tests.support.mock_model import write_mock_model
 
@@ -232,14 +233,18 @@ def test_a_second_deployment_needs_no_more_than_another_port(start_up: Callable[
 
 @pytest.mark.timeout(180)
 def test_a_service_that_cannot_start_is_shown_with_the_end_of_its_log(
-    start_up: Callable[..., Up],
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    up = start_up(PACELINE_WORKER_DTYPE="int3")
+    up = Up(write_mock_model(tmp_path_factory.mktemp("mock"), head_dim="wide"), tmp_path)
     assert up.process.wait(60) == 1
     said = up.said.read_text()
     assert "ended with exit code 2 while it started; the end of " in said
-    assert "dtype='int3': must be one of" in said
+    assert "\npaceline: head_dim='wide': must be" in said
     assert "Traceback" not in said
+    assert "fork_posix" not in said
+    assert len(list(tmp_path.iterdir())) == 3
+    RunFolder(tmp_path).remove()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["stderr", "stdout"]
 
 
 def test_a_failed_start_stops_what_had_started(model: Path, tmp_path: Path) -> None:

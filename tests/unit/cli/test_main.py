@@ -69,6 +69,8 @@ def test_version() -> None:
         (["up", "--model", "/nonexistent", "--port", "many"], "port='many'"),
         (["demo-model", "--wheel", "/nonexistent.whl"], "wheel='/nonexistent.whl'"),
         (["router", "--port", "70000"], "port=70000"),
+        (["up", "--model", "."], f"model='{Path.cwd()}': there is no config.json"),
+        (["gateway"], "model='': name the folder of a model"),
         (["gateway", "--model", "/nonexistent"], "model='/nonexistent'"),
         (["prefill", "--model", "/nonexistent"], "="),
     ],
@@ -148,4 +150,16 @@ def test_a_full_disk_is_one_line(
     assert cli.main(["up"]) == 1
     assert capsys.readouterr().err == (
         "paceline: the disk is full while writing /somewhere/log: free some space and try again\n"
+    )
+
+
+def test_only_a_setting_of_the_command_points_to_its_help(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = write_mock_model(tmp_path / "mock", architectures=["Strange"])
+    assert cli.main(["up", "--model", str(model), "--port", "0"]) == 2
+    assert "--help" not in capsys.readouterr().err
+    assert cli.main(["up", "--model", str(model), "--transport", "ucx"]) == 2
+    assert capsys.readouterr().err == (
+        "paceline: transport='ucx': must be one of auto, shm, tcp (see `paceline up --help`)\n"
     )

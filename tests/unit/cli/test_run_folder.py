@@ -41,6 +41,14 @@ def test_what_a_killed_owner_left_is_swept_out_by_the_next_one(tmp_path: Path) -
     assert not list(tmp_path.iterdir())
 
 
+def test_what_a_failed_start_left_is_there_until_the_next_one(tmp_path: Path) -> None:
+    failed = RunFolder(tmp_path)
+    failed.leave()
+    assert failed.path.is_dir()
+    RunFolder(tmp_path).remove()
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_is_in_use_kept_or_not_ours_stays(tmp_path: Path) -> None:
     alive, kept = RunFolder(tmp_path), RunFolder(tmp_path)
     kept.keep()

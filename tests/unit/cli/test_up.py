@@ -43,6 +43,13 @@ def test_wrong_settings_are_named(model: Path, wrong: dict[str, object], message
         UpConfig(**settings)  # type: ignore[arg-type]
 
 
+def test_a_run_folder_too_deep_for_sockets_is_named(model: Path, tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 63)
+    deep.mkdir()
+    with pytest.raises(ConfigError, match=r"its path is \d+ bytes too long for the sockets"):
+        UpConfig(model=model, run_dir=str(deep))
+
+
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
 def test_a_folder_that_is_no_model_is_named(model: Path, name: str) -> None:
     (model / name).unlink()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import ConfigError
+from paceline.core.host_memory import available_bytes
 from paceline.kv_transfer import pool_memory
 
 NUM_BYTES = 1 << 20
@@ -79,6 +80,18 @@ def test_memory_that_cannot_be_had_is_said_plainly() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert "pool_mib=4096: memory for the page pool cannot be had" in done.stdout
+
+
+def test_more_than_is_available_is_refused_before_any_of_it_is_touched() -> None:
+    """The kernel would grant it, and kill somebody once it is filled."""
+    available = available_bytes()
+    assert available is not None
+    with pytest.raises(ConfigError, match=r"cannot be had: \d+ MiB are available") as refused:
+        new_pool(available + (1 << 30))
+    assert refused.value.field == "pool_mib"
+    left = available_bytes()
+    assert left is not None
+    assert left > available // 2
 
 
 @pytest.mark.parametrize("num_mib", [0, -1, 1 << 42])

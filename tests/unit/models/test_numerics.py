@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from paceline.models.architectures import MODELS
 from paceline.models.fields import Fields
 from paceline.models.loader import load_model
-from paceline.models.registry import MODELS, find_model
+from paceline.models.registry import find_model
 from tests.support.batches import Sequence, kv_of, new_pool, run
 from tests.support.tiny_families import TINY_WRITERS
 

@@ -32,6 +32,9 @@ def test_a_missing_secret_says_which_variable_to_set(tmp_path: Path) -> None:
         ("silence_s", 0.0),
         ("max_pinned_share", 1.5),
         ("transports", ()),
+        ("transports", ("ucx",)),
+        ("device", "tpu"),
+        ("device", "cuda:x"),
         ("drain_timeout_s", -1.0),
     ],
 )
@@ -47,3 +50,10 @@ def test_settings_come_from_arguments_and_environment(tmp_path: Path) -> None:
     config = parse(WorkerConfig, arguments, environment, "decode")
     assert (config.pool_mib, config.transports) == (7, ("shm", "tcp"))
     assert config.served_name == tmp_path.name
+
+
+def test_the_folder_that_we_are_in_has_a_name_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert WorkerConfig(model=".", secret="s" * 16).served_name == tmp_path.name

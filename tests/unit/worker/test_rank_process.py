@@ -1,0 +1,34 @@
+"""A rank that cannot start: its last words reach the front as they are."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline.core.errors import ConfigError
+from paceline.worker.config import WorkerConfig
+from paceline.worker.rank_process import launch
+from tests.support.mock_model import write_mock_model
+
+
+async def refusal(model: Path, run_dir: Path, device: str = "cpu") -> ConfigError:
+    config = WorkerConfig(model=str(model), secret="s" * 16, run_dir=str(run_dir), device=device)
+    with pytest.raises(ConfigError) as refused:
+        await launch(config)
+    return refused.value
+
+
+async def test_what_is_wrong_is_said_once(tmp_path: Path) -> None:
+    model = write_mock_model(tmp_path / "mock", architectures=["Strange"])
+    error = await refusal(model, tmp_path)
+    assert error.message.startswith("architectures='Strange': unknown architecture; known: GPT2")
+    assert error.field == "architectures"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
+async def test_a_device_that_is_not_there_is_no_traceback(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    error = await refusal(write_mock_model(tmp_path / "mock"), tmp_path, "cuda")
+    assert error.message.startswith("device='cuda': torch finds no CUDA device on this machine")
+    assert "Traceback" not in capfd.readouterr().err
