@@ -40,26 +40,63 @@ struct quantized {
 #define WIDTH_8 1
 typedef float vector_portable __attribute__((vector_size(16)));
 typedef uint8_t bytes_portable __attribute__((vector_size(16)));
-typedef int32_t sums_portable __attribute__((vector_size(16)));
+typedef int16_t shorts_portable __attribute__((vector_size(32)));
+typedef int32_t pairs_portable __attribute__((vector_size(32)));
+/* 16 products fit 16 bits each, and so do the sums of a group's where numbers have 4 bits. */
+typedef struct {
+    shorts_portable narrow;
+    pairs_portable wide;
+} sums_portable;
 
 static ALWAYS_INLINE bytes_portable low_portable(bytes_portable n) { return n & 15; }
 static ALWAYS_INLINE bytes_portable high_portable(bytes_portable n) { return n >> 4; }
 
+static ALWAYS_INLINE shorts_portable products_portable(bytes_portable n, const int8_t *x)
+{
+    typedef int8_t factors __attribute__((vector_size(16)));
+    typedef int32_t quads __attribute__((vector_size(16)));
+    int32_t quad;
+    memcpy(&quad, x, 4);
+    factors repeated = (factors)((quads){0} + quad);
+    return __builtin_convertvector(n, shorts_portable) *
+           __builtin_convertvector(repeated, shorts_portable);
+}
+
+static ALWAYS_INLINE pairs_portable paired(shorts_portable products)
+{
+    pairs_portable pairs = (pairs_portable)products;
+    return ((pairs << 16) >> 16) + (pairs >> 16);
+}
+
+static ALWAYS_INLINE sums_portable add_4_portable(sums_portable sum, bytes_portable n,
+                                                  const int8_t *x)
+{
+    sum.narrow += products_portable(n, x);
+    return sum;
+}
+
 static ALWAYS_INLINE sums_portable add_8_portable(sums_portable sum, bytes_portable n,
                                                   const int8_t *x)
 {
-    for (int c = 0; c < 4; c++)
-        sum[c] += n[4 * c] * x[0] + n[4 * c + 1] * x[1] + n[4 * c + 2] * x[2] +
-                  n[4 * c + 3] * x[3];
+    sum.wide += paired(products_portable(n, x));
     return sum;
 }
-#define add_4_portable add_8_portable
+
+static ALWAYS_INLINE vector_portable joined(pairs_portable p)
+{
+    return (vector_portable){(float)(p[0] + p[1]), (float)(p[2] + p[3]), (float)(p[4] + p[5]),
+                             (float)(p[6] + p[7])};
+}
+
+static ALWAYS_INLINE vector_portable total_4_portable(sums_portable sum)
+{
+    return joined(paired(sum.narrow));
+}
 
 static ALWAYS_INLINE vector_portable total_8_portable(sums_portable sum)
 {
-    return __builtin_convertvector(sum, vector_portable);
+    return joined(sum.wide);
 }
-#define total_4_portable total_8_portable
 
 static ALWAYS_INLINE float wide(uint16_t half)
 {
