@@ -3,18 +3,21 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from paceline.core.errors import InvalidRequest
 from paceline.engine.logits_processors import ProcessorRow
+from paceline.kernels.rows import fill, put_numbers, take_numbers
 
 
 class AllowedTokenIds:
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
 
-    def prepare(self, arguments: Mapping[str, Any]) -> torch.Tensor:
-        """The mask of those that may not come, [vocab]."""
+    def prepare(self, arguments: Mapping[str, Any]) -> NDArray[np.int64]:
+        """Distinct ids."""
         ids = arguments.get("token_ids")
         if arguments.keys() != {"token_ids"} or not isinstance(ids, list) or not ids:
             reason = 'takes {"token_ids": [one id or more]}'
@@ -23,10 +26,14 @@ class AllowedTokenIds:
             if type(token_id) is not int or not 0 <= token_id < self.vocab_size:
                 reason = f"ids must lie between 0 and {self.vocab_size - 1}"
                 raise InvalidRequest("logits_processors", token_id, reason)
-        mask = torch.ones(self.vocab_size, dtype=torch.bool)
-        mask[ids] = False
-        return mask
+        return np.array(sorted(set(ids)), np.int64)
 
     def apply(self, logits: torch.Tensor, rows: Sequence[ProcessorRow]) -> None:
-        masks = torch.stack([row.prepared for row in rows]).to(logits.device)
-        logits.masked_fill_(masks, float("-inf"))
+        """All ids of all rows at once, as indices into the flat logits."""
+        ids = np.concatenate([row.prepared for row in rows])
+        lengths = [len(row.prepared) for row in rows]
+        firsts = np.repeat(np.arange(len(rows)) * self.vocab_size, lengths)
+        places, flat = torch.from_numpy(firsts + ids).to(logits.device), logits.view(-1)
+        kept = take_numbers(flat, places)
+        fill(logits, float("-inf"))
+        put_numbers(flat, places, kept)

@@ -7,10 +7,12 @@
     presence_penalty      of tokens in the output: - penalty
     min_tokens, bad_words masked: -inf, whatever the others say
 
-The order is vLLM's. Only the few logits concerned are touched.
+The order is vLLM's. Only the few logits concerned are touched, in place, and put back afterwards;
+processors get copies of their rows.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,36 +22,49 @@ from numpy.typing import NDArray
 from paceline.engine.logits_processors import PreparedCall, ProcessorRow
 from paceline.engine.sequence import Sequence
 from paceline.engine.token_counts import TokenCounts
+from paceline.kernels.rows import put_numbers, put_rows, take_numbers, take_rows
 
 Int64s = NDArray[np.int64]
+_SERIAL = 1 << 14  # numbers
 
 
 class Sparse:
-    """Values of (draw, id) pairs, collected a draw at a time."""
+    """(draw, id) pairs, each with a value in every column, collected a draw at a time."""
 
-    def __init__(self, num_columns: int) -> None:
+    def __init__(self) -> None:
         self._draws: list[int] = []
         self._ids: list[Int64s] = []
-        self._values: list[list[NDArray[np.float32]]] = [[] for _ in range(num_columns)]
+        self._values: list[NDArray[np.float32]] = []  # a number an id
+        self._constants: list[tuple[float, ...]] = []  # the same for all ids of a draw
 
-    def add(self, draw: int, ids: Int64s, *values: NDArray[np.float32] | float) -> None:
-        """`values`: one array (a number an id), or one number for all ids, for each column."""
+    def add(
+        self, draw: int, ids: Int64s, values: NDArray[np.float32] | None = None, *constants: float
+    ) -> None:
         if len(ids):
             self._draws.append(draw)
             self._ids.append(ids)
-            for column, value in zip(self._values, values, strict=True):
-                column.append(np.broadcast_to(np.asarray(value, np.float32), ids.shape))
+            self._constants.append(constants)
+            if values is not None:
+                self._values.append(values)
 
     def __bool__(self) -> bool:
         return bool(self._draws)
 
     def places(self, vocab_size: int, device: torch.device) -> torch.Tensor:
         """Indices into the flat logits."""
-        rows = np.repeat(self._draws, [len(ids) for ids in self._ids])
-        return torch.from_numpy(rows * vocab_size + np.concatenate(self._ids)).to(device)
+        firsts = np.repeat(np.array(self._draws) * vocab_size, self._lengths)
+        return torch.from_numpy(firsts + np.concatenate(self._ids)).to(device)
 
-    def column(self, index: int, device: torch.device) -> torch.Tensor:
-        return torch.from_numpy(np.concatenate(self._values[index])).to(device)
+    def values(self, device: torch.device) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate(self._values)).to(device)
+
+    def constants(self, device: torch.device) -> Iterator[torch.Tensor]:
+        for column in np.array(self._constants, np.float32).T:
+            yield torch.from_numpy(np.repeat(column, self._lengths)).to(device)
+
+    @property
+    def _lengths(self) -> list[int]:
+        return [len(ids) for ids in self._ids]
 
 
 @dataclass(slots=True)
@@ -60,60 +75,85 @@ class ProcessorRows:
     draws: list[int] = field(default_factory=list)
     rows: list[ProcessorRow] = field(default_factory=list)
 
+    def apply(self, logits: torch.Tensor) -> None:
+        if len(self.draws) == len(logits):  # draws rise: these are all
+            self.call.apply(logits, self.rows)
+            return
+        draws = np.array(self.draws)
+        rows = take_rows(logits, draws)
+        self.call.apply(rows, self.rows)
+        put_rows(logits, draws, rows)
+
 
 class LogitEdits:
     """Of one step; copies what it reads of the sequences."""
 
     def __init__(self, drawing: Iterable[tuple[int, Sequence]]) -> None:
-        """Pairs (draw, sequence) of sequences that have edits."""
-        self._biased = Sparse(1)
-        self._masked = Sparse(0)
-        self._penalised = Sparse(4)  # repetition, presence, frequency, count in the output
+        """Pairs (draw, sequence) of sequences that have edits, draws rising."""
+        self._biased = Sparse()
+        self._masked = Sparse()
+        self._penalised = Sparse()
         self._processors: dict[str, ProcessorRows] = {}
         for draw, sequence in drawing:
             self._add(draw, sequence)
 
-    def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """logits [S, vocab], one row a draw → an edited copy."""
-        edited = logits.clone()
-        flat, vocab_size, device = edited.view(-1), logits.shape[1], logits.device
+    @contextmanager
+    def applied(self, logits: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Edited logits [S, vocab], one row a draw; `logits` themselves are as before at the
+        end."""
+        if self._processors:
+            edited = take_rows(logits, np.arange(len(logits)))
+            self._apply(edited, self._places(logits))
+            yield edited
+            return
+        places, flat = self._places(logits), logits.view(-1)
+        before = [take_numbers(flat, changed) for changed in places]
+        try:
+            self._apply(logits, places)
+            yield logits
+        finally:
+            for changed, values in zip(places, before, strict=True):
+                put_numbers(flat, changed, values)
+
+    def _places(self, logits: torch.Tensor) -> list[torch.Tensor]:
+        """Of biased, penalised and masked logits."""
+        none = torch.empty(0, dtype=torch.int64, device=logits.device)
+        kinds = (self._biased, self._penalised, self._masked)
+        return [kind.places(logits.shape[1], logits.device) if kind else none for kind in kinds]
+
+    def _apply(self, logits: torch.Tensor, places: list[torch.Tensor]) -> None:
+        flat, device = logits.view(-1), logits.device
+        biased, reached, masked = places
         if self._biased:
-            flat.index_add_(
-                0, self._biased.places(vocab_size, device), self._biased.column(0, device)
-            )
+            flat.index_add_(0, biased, self._biased.values(device))
         for group in self._processors.values():
-            draws = torch.tensor(group.draws, device=device)
-            rows = edited[draws]
-            group.call.apply(rows, group.rows)
-            edited[draws] = rows
+            group.apply(logits)
         if self._penalised:
-            places = self._penalised.places(vocab_size, device)
-            columns = (self._penalised.column(i, device) for i in range(4))
-            flat[places] = penalised(flat[places], *columns)
-        if self._masked:
-            flat.index_fill_(0, self._masked.places(vocab_size, device), float("-inf"))
-        return edited
+            columns = (self._penalised.values(device), *self._penalised.constants(device))
+            values = take_numbers(flat, reached)
+            for part, *constants in zip(*map(parts, (values, *columns)), strict=True):
+                part.copy_(penalised(part, *constants))
+            put_numbers(flat, reached, values)
+        flat.index_fill_(0, masked, float("-inf"))
 
     def _add(self, draw: int, sequence: Sequence) -> None:
         edits = sequence.group.edits
         if edits is None:
             return
-        prompt, output = sequence.prompt, sequence.output
+        prompt, output, sampling = sequence.prompt, sequence.output, edits.sampling
         self._biased.add(draw, edits.bias_ids, edits.bias_values)
         self._masked.add(draw, edits.masked_ids(output))
-        sampling = edits.sampling
         if sampling.has_penalties:
             if sequence.counts is None:
                 counted = prompt if sampling.repetition_penalty != 1 else prompt[:0]
                 sequence.counts = TokenCounts(counted, output)
-            counts = sequence.counts
             self._penalised.add(
                 draw,
-                counts.ids.copy(),
+                sequence.counts.ids.copy(),
+                sequence.counts.counts.astype(np.float32),
                 sampling.repetition_penalty,
                 sampling.presence_penalty,
                 sampling.frequency_penalty,
-                counts.counts.astype(np.float32),
             )
         for call in edits.processors:
             rows = self._processors.setdefault(call.name, ProcessorRows(call))
@@ -121,12 +161,20 @@ class LogitEdits:
             rows.rows.append(ProcessorRow(call.prepared, prompt, output))
 
 
+def parts(values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Few enough at once on the CPU that torch does not share them out among threads, whose
+    barriers take long on a busy machine."""
+    at_once = _SERIAL if values.device.type == "cpu" else max(1, len(values))
+    split: tuple[torch.Tensor, ...] = values.split(at_once)  # type: ignore[no-untyped-call]
+    return split
+
+
 def penalised(
     logits: torch.Tensor,
+    counts: torch.Tensor,
     repetition: torch.Tensor,
     presence: torch.Tensor,
     frequency: torch.Tensor,
-    counts: torch.Tensor,
 ) -> torch.Tensor:
     scaled = torch.where(logits > 0, logits / repetition, logits * repetition)
     return scaled - frequency * counts - presence * (counts > 0)

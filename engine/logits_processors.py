@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from paceline.core.errors import ConfigError, InvalidRequest
 from paceline.core.sampling import LogitsProcessorCall
+from paceline.kernels.rows import fill
 
 GROUP = "paceline.logits_processors"
 _log = structlog.get_logger("paceline.rank")
@@ -65,7 +66,7 @@ class PreparedCall:
             self.processor.apply(logits, rows)
         except Exception:
             _log.exception("a logits processor failed", name=self.name)
-            logits.fill_(torch.nan)  # what cannot be used ends its request
+            fill(logits, torch.nan)  # what cannot be used ends its request
 
 
 def register(name: str, factory: str) -> None:

@@ -27,7 +27,7 @@ class Outcome:
         self.groups = groups
         self.sums = sums
 
-    def apply(self, plan: Plan, sampled: Sampled, scored: list[PositionLogprobs]) -> None:
+    def apply(self, plan: Plan, sampled: Sampled, scored: list[PositionLogprobs | None]) -> None:
         """`scored`: log-probabilities of prompt tokens, entry by entry of the plan."""
         state = self.groups.scheduler.state
         for entry in plan.scheduled:
@@ -71,12 +71,12 @@ class Outcome:
             sequence.num_committed = sequence.num_computed // PAGE_TOKENS
             self.announce(sequence.group, sequence.num_committed)
 
-    def _announce_scores(self, plan: Plan, scored: list[PositionLogprobs]) -> None:
+    def _announce_scores(self, plan: Plan, scored: list[PositionLogprobs | None]) -> None:
         first = 0
         for entry in plan.scheduled:
             last = first + len(entry.scored)
             if last > first and entry.is_current:
-                self._announce_part(entry, scored[first:last])
+                self._announce_part(entry, [s for s in scored[first:last] if s is not None])
             first = last
 
     def _announce_part(self, entry: Scheduled, scores: list[PositionLogprobs]) -> None:

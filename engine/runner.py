@@ -12,11 +12,20 @@ from paceline.engine.cuda_graph import DecodeGraphs
 from paceline.engine.logit_edits import LogitEdits
 from paceline.engine.messages import PositionLogprobs
 from paceline.engine.plan import Plan
-from paceline.engine.prompt_scores import ScoreBatch, Scores, score
+from paceline.engine.position_logprobs import position_logprobs
 from paceline.engine.sampler import Drawn, SampleBatch, Sampled, collect, sample
+from paceline.kernels.token_scores import TokenScores, token_scores
 from paceline.models.base import ForwardBatch, Model, PrefillChunk
 
 Int64s = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreBatch:
+    """What P rows of logits are scored for; arrays of length P."""
+
+    token_ids: Int64s  # that come next in the prompt
+    num_top: Int64s  # best tokens that are asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +45,21 @@ class Launched:
 
     prepared: Prepared
     drawn: Drawn | None
-    scores: Scores | None
+    scores: TokenScores | None
     done: "torch.cuda.Event | None"
 
-    def collect(self) -> tuple[Sampled, list[PositionLogprobs]]:
+    def collect(self) -> tuple[Sampled, list[PositionLogprobs | None]]:
         """Waits for the step. Returns what was drawn, and the scores in the order of the plan."""
         if self.done is not None:
             self.done.synchronize()
-        sampled, scored = Sampled([], [], []), list[PositionLogprobs]()
+        sampled, scored = Sampled([], [], []), list[PositionLogprobs | None]()
         if self.drawn is not None and self.prepared.samples is not None:
             sampled = collect(self.drawn, self.prepared.samples)
         if self.scores is not None and self.prepared.scores is not None:
-            scored = self.scores.collect(self.prepared.scores)
+            batch = self.prepared.scores
+            scored = position_logprobs(
+                self.scores, batch.token_ids.tolist(), batch.num_top.tolist()
+            )
         return sampled, scored
 
 
@@ -98,7 +110,11 @@ class Runner:
         num_drawn_from = len(logits)
         if prepared.scores is not None:
             num_drawn_from -= len(prepared.scores.token_ids)
-            scores = score(logits[num_drawn_from:], prepared.scores)
+            scores = token_scores(
+                logits[num_drawn_from:],
+                torch.from_numpy(prepared.scores.token_ids).to(self.device),
+                int(prepared.scores.num_top.max()),
+            )
         if samples is not None:
             drawn = sample(logits[:num_drawn_from], samples)
         if self.device.type == "cuda":

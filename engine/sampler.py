@@ -4,6 +4,7 @@ In vLLM's order: edits of single logits (engine/logit_edits.py), temperature, mi
 typical_p, and a draw. Filters reduce to two bounds a row: logits outside of them cannot be drawn.
 """
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +15,12 @@ from numpy.typing import NDArray
 from paceline.engine.logit_edits import LogitEdits
 from paceline.engine.messages import PositionLogprobs
 from paceline.engine.noise import noise_keys
+from paceline.engine.position_logprobs import position_logprobs
 from paceline.kernels.gumbel_max import gumbel_max
 from paceline.kernels.row_max import row_max
+from paceline.kernels.rows import take_rows
 from paceline.kernels.token_filter import Filters, filter_bounds
+from paceline.kernels.token_scores import TokenScores, token_scores
 
 _LOWEST = float(np.finfo(np.float32).min)
 
@@ -47,9 +51,7 @@ class Drawn:
 
     token_ids: torch.Tensor  # [S]
     best: torch.Tensor  # [S] largest edited logit; not finite: the row is unusable
-    logprobs: torch.Tensor | None  # [S] of the token
-    top_ids: torch.Tensor | None  # [S, k]
-    top_logprobs: torch.Tensor | None
+    scores: TokenScores | None  # of the unmodified logits, whatever the sampling parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,58 +62,29 @@ class Sampled:
 
 
 def sample(logits: torch.Tensor, batch: SampleBatch) -> Drawn:
-    """Launches sampling of `logits` [R, vocab], float32. Does not change them."""
-    device = logits.device
+    """Launches sampling of `logits` [R, vocab], float32, and leaves them as they were."""
     if len(batch) != len(logits) or not (batch.rows == np.arange(len(batch))).all():
-        logits = logits[torch.from_numpy(batch.rows).to(device)]
-    edited = logits if batch.edits is None else batch.edits.apply(logits)
-    best, token_ids = row_max(edited)
-    random = np.flatnonzero(batch.temperature > 0)
-    if len(random):
-        indices = torch.from_numpy(random).to(device)
-        rows = edited if len(random) == len(batch) else edited[indices]
-        token_ids[indices] = _draw(rows, best[indices], batch, random)
-    return _with_logprobs(logits, token_ids, best, int(batch.num_logprobs.max(initial=-1)))
+        logits = take_rows(logits, batch.rows)
+    with nullcontext(logits) if batch.edits is None else batch.edits.applied(logits) as edited:
+        best, token_ids = row_max(edited)
+        random = np.flatnonzero(batch.temperature > 0)
+        if len(random):
+            indices = torch.from_numpy(random).to(logits.device)
+            rows = edited if len(random) == len(batch) else take_rows(edited, random)
+            token_ids[indices] = _draw(rows, best[indices], batch, random)
+    num_top = int(batch.num_logprobs.max(initial=-1))
+    scores = token_scores(logits, token_ids, num_top) if num_top >= 0 else None
+    return Drawn(token_ids, best, scores)
 
 
 def collect(drawn: Drawn, batch: SampleBatch) -> Sampled:
     """The drawn tokens on the host."""
     token_ids = drawn.token_ids.tolist()
     usable = torch.isfinite(drawn.best).tolist()
-    if drawn.logprobs is None or drawn.top_ids is None or drawn.top_logprobs is None:
-        return Sampled(token_ids, usable, [None] * len(token_ids))
-    lists = zip(
-        batch.num_logprobs.tolist(),
-        token_ids,
-        drawn.logprobs.tolist(),
-        drawn.top_ids.tolist(),
-        drawn.top_logprobs.tolist(),
-        strict=True,
-    )
-    return Sampled(token_ids, usable, [_position_logprobs(*row) for row in lists])
-
-
-def _position_logprobs(
-    wanted: int, token_id: int, logprob: float, top_ids: list[int], top: list[float]
-) -> PositionLogprobs | None:
-    """Only finite numbers: a token that cannot come is no alternative."""
-    if wanted < 0:
-        return None
-    pairs = zip(top_ids[:wanted], top[:wanted], strict=True)
-    finite = [(i, value) for i, value in pairs if value > float("-inf")]
-    return PositionLogprobs(token_id, logprob, finite)
-
-
-def _with_logprobs(
-    logits: torch.Tensor, token_ids: torch.Tensor, best: torch.Tensor, num_top: int
-) -> Drawn:
-    """Log-probabilities are of the unmodified logits, whatever the sampling parameters."""
-    if num_top < 0:
-        return Drawn(token_ids, best, None, None, None)
-    normaliser = logits.logsumexp(dim=1, keepdim=True)
-    chosen = logits.gather(1, token_ids[:, None]) - normaliser
-    top, top_ids = logits.topk(min(num_top, logits.shape[1]), dim=1)
-    return Drawn(token_ids, best, chosen[:, 0], top_ids, top - normaliser)
+    logprobs: list[PositionLogprobs | None] = [None] * len(token_ids)
+    if drawn.scores is not None:
+        logprobs = position_logprobs(drawn.scores, token_ids, batch.num_logprobs.tolist())
+    return Sampled(token_ids, usable, logprobs)
 
 
 def _draw(
@@ -129,7 +102,7 @@ def _draw(
         masses = column(batch.top_p), column(batch.typical_p)
         filters = Filters(column(batch.min_p), column(batch.top_k), *masses)
         rows = torch.from_numpy(filtered).to(logits.device)
-        low[rows], high[rows] = _bounds(logits, best, temperature, filters, rows)
+        low[rows], high[rows] = _bounds(logits, best, temperature, filters, filtered)
     keys = noise_keys(column(batch.seed), column(batch.choice), column(batch.position))
     return gumbel_max(logits, best, temperature, low, high, keys)
 
@@ -145,12 +118,13 @@ def _bounds(
     best: torch.Tensor,
     temperature: torch.Tensor,
     filters: Filters,
-    rows: torch.Tensor,
+    filtered: NDArray[np.int64],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Of some rows."""
-    if len(rows) == len(logits):
+    if len(filtered) == len(logits):
         return filter_bounds(logits, best, temperature, filters)
+    rows = torch.from_numpy(filtered).to(logits.device)
     chosen = Filters(
         filters.min_p[rows], filters.top_k[rows], filters.top_p[rows], filters.typical_p[rows]
     )
-    return filter_bounds(logits[rows], best[rows], temperature[rows], chosen)
+    return filter_bounds(take_rows(logits, filtered), best[rows], temperature[rows], chosen)

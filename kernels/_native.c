@@ -361,6 +361,7 @@ static PyMethodDef methods[] = {
     {"product", native_product, METH_VARARGS, "Multiplies by a packed weight."},
     {"quantized_product", native_quantized_product, METH_VARARGS, "The same, of 4 or 8 bits."},
     {"sum_pages", sum_pages, METH_VARARGS, "Sums pages."},
+    {"token_scores", native_token_scores, METH_VARARGS, "Log-probabilities of tokens."},
     {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef module = {

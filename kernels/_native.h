@@ -32,6 +32,7 @@ PyObject *native_rotate(PyObject *module, PyObject *args);
 PyObject *native_row_max(PyObject *module, PyObject *args);
 PyObject *native_filter(PyObject *module, PyObject *args);
 PyObject *native_gumbel_max(PyObject *module, PyObject *args);
+PyObject *native_token_scores(PyObject *module, PyObject *args);
 PyObject *native_write_kv(PyObject *module, PyObject *args);
 PyObject *native_attend(PyObject *module, PyObject *args);
 PyObject *native_product(PyObject *module, PyObject *args);

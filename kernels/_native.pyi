@@ -162,6 +162,21 @@ def gumbel_max(
     level: int = ...,
     /,
 ) -> None: ...
+def token_scores(
+    x: Buffer,  # float32 [rows, size]
+    ids: Buffer,  # int64 [rows]
+    logprobs: Buffer,  # [rows], written, like all below
+    ranks: Buffer,  # int64 [rows]
+    top_ids: Buffer,  # int64 [rows, num_top]
+    top_logprobs: Buffer,  # [rows, num_top]
+    size: int,
+    num_top: int,  # at most 128
+    num_threads: int,
+    level: int = ...,
+    /,
+) -> None:
+    """Raises IndexError for an id outside its row, ValueError when sizes do not agree."""
+
 def write_kv(
     kv: Buffer,  # float32, from the first token's first cell to the last one's last
     pool: Buffer,  # [pages, layers, cells, 16, dim], written

@@ -2,28 +2,35 @@
  * kernels/token_filter.py says what they mean.
  *
  * A border is found by radix selection: keys as unsigned integers, a histogram of counts or masses
- * over each of three digits, the later ones over the few numbers that share the earlier digits.
- * Nothing is sorted, so that a flat row costs no more than a steep one. */
+ * over each of their digits, the later ones over the few numbers that share the earlier digits.
+ * Nothing is sorted, so that a flat row costs no more than a steep one. Once few numbers are left,
+ * they are copied together, and the next filter need not read the row. */
 #include "_native.h"
 
 #include <float.h>
 #include <math.h>
 #include <string.h>
 
-#define NUM_DIGITS 3
+#define MAX_DIGITS 4
 #define MAX_BUCKETS 2048
+#define MAX_FEW 4096
+#define NUM_PARTS 256
 #define MIN_TEMPERATURE 1e-30f
 
 enum order { BY_LOGIT, BY_DISTANCE };
 enum weight { COUNT, MASS };
 
-static const int digit_bits[NUM_DIGITS] = {11, 11, 10}, shifts[NUM_DIGITS] = {21, 10, 0};
+/* Many numbers: few passes. Few numbers: small histograms, which are cleared and searched. */
+static const struct digits {
+    int count, bits[MAX_DIGITS], shifts[MAX_DIGITS];
+} long_digits = {3, {11, 11, 10}, {21, 10, 0}}, short_digits = {4, {8, 8, 8, 8}, {24, 16, 8, 0}};
 
 struct row {
     const float *x;
     ptrdiff_t size;
     float best, temperature, inverse_temperature, center;
     float low, high; /* of those that are kept so far */
+    float *few;      /* room for MAX_FEW */
 };
 
 struct limits {
@@ -38,11 +45,6 @@ struct filters {
     ptrdiff_t num_rows, size;
     int level;
 };
-
-static int num_buckets(int digit)
-{
-    return 1 << digit_bits[digit];
-}
 
 static double total(const double *buckets, int count)
 {
@@ -122,9 +124,10 @@ static void filter_one(void *argument, ptrdiff_t i)
     float temperature = f->temperature[i];
     if (!(temperature > MIN_TEMPERATURE))
         temperature = MIN_TEMPERATURE;
+    float few[MAX_FEW];
     struct row r = {.x = f->x + i * f->size, .size = f->size, .best = f->best[i],
                     .temperature = temperature, .inverse_temperature = 1 / temperature,
-                    .low = -FLT_MAX, .high = INFINITY};
+                    .low = -FLT_MAX, .high = INFINITY, .few = few};
     struct limits limits = {f->min_p[i], f->top_p[i], f->typical_p[i], f->top_k[i]};
     if (isfinite(r.best))
         filter_rows[f->level](&r, &limits);

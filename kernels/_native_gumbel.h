@@ -3,14 +3,6 @@
 
 typedef uint64_t NAME(words) __attribute__((vector_size(LANES * 4))); /* half of the lanes */
 
-static ALWAYS_INLINE TARGET int NAME(any)(NAME(ints) mask)
-{
-    int32_t found = 0;
-    for (int lane = 0; lane < LANES; lane++)
-        found |= mask[lane];
-    return found;
-}
-
 static ALWAYS_INLINE TARGET NAME(words) NAME(scramble)(NAME(words) x)
 {
     x = (x ^ x >> 30) * SCRAMBLE_1;

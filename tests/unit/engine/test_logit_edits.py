@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from paceline.core.errors import ConfigError, ErrorCode, InvalidRequest
 from paceline.core.sampling import LogitsProcessorCall, SamplingParams
-from paceline.engine import logits_processors
+from paceline.engine import logit_edits, logits_processors
 from paceline.engine.admission import Admission
 from paceline.engine.allowances import Allowances
 from paceline.engine.config import EngineConfig
@@ -35,6 +36,15 @@ def sequence(prompt_ids: list[int], output_ids: list[int], **sampling: Any) -> S
     group = Admission(model, allowances).admit(1, spec, 1, prefill_only=False)
     assert group.leader is not None
     return group.leader
+
+
+def applied(drawing: Iterable[tuple[int, Sequence]], logits: torch.Tensor) -> torch.Tensor:
+    """Edited logits, after checking that none of it stays."""
+    before = logits.clone()
+    with LogitEdits(drawing).applied(logits) as changed:
+        edited = changed.clone()
+    assert torch.equal(logits, before)
+    return edited
 
 
 def edited_by_definition(row: list[float], s: Sequence) -> list[float]:
@@ -82,19 +92,21 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.parametrize("at_once", [7, 1 << 14])
 @pytest.mark.parametrize("output", [[], OUTPUT[:1], OUTPUT, OUTPUT * 9])
-def test_equal_their_definition(output: list[int]) -> None:
+def test_equal_their_definition(
+    monkeypatch: pytest.MonkeyPatch, output: list[int], at_once: int
+) -> None:
     """All cases as rows of one batch, then each alone."""
+    monkeypatch.setattr(logit_edits, "_SERIAL", at_once)
     sequences = [sequence([5, 6, 7, 6, 40], output, **case) for case in CASES]
     logits = logits_of(len(CASES), vocab=VOCAB)
     rows = [edited_by_definition(*pair) for pair in zip(logits.tolist(), sequences, strict=True)]
     expected = torch.tensor(rows)
-    before = logits.clone()
-    edited = LogitEdits(enumerate(sequences)).apply(logits)
-    assert torch.equal(logits, before)
+    edited = applied(enumerate(sequences), logits)
     torch.testing.assert_close(edited, expected, rtol=1e-6, atol=1e-6)
     for i, one in enumerate(sequences):
-        alone_edited = LogitEdits([(0, one)]).apply(logits[i : i + 1])
+        alone_edited = applied([(0, one)], logits[i : i + 1])
         assert torch.equal(alone_edited[0], edited[i])
 
 
@@ -103,7 +115,7 @@ def test_counts_follow_the_output() -> None:
     logits = logits_of(1, vocab=VOCAB)
     for token_id in [*range(8, 90), 9, 9, 6, 5, 30]:
         expected = torch.tensor([edited_by_definition(logits[0].tolist(), grown)])
-        torch.testing.assert_close(LogitEdits([(0, grown)]).apply(logits), expected)
+        torch.testing.assert_close(applied([(0, grown)], logits), expected)
         grown.append(token_id)
 
 
