@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -251,6 +252,21 @@ def test_a_processor_that_fails_ends_its_requests_only() -> None:
     assert b.tokens(2) == alone(good)[0]
     assert b.failure(3).code is ErrorCode.INTERNAL  # the same call of the processor
     b.assert_idle()
+
+
+def test_an_installed_package_offers_a_processor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "some_package-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: some-package\nVersion: 1.0\n")
+    points = f"[paceline.logits_processors]\nfrom_package = {__name__}:Shift\n"
+    (info / "entry_points.txt").write_text(points)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    call = LogitsProcessorCall("from_package", '{"amount": 500}')
+    spec = request(prompt(20), max_tokens=3, logits_processors=(call,), ignore_eos=True)
+    last = prompt(20)[-1]
+    assert alone(spec)[0] == [(last + 1 + i) % VOCAB for i in range(3)]
 
 
 def test_a_processor_that_cannot_be_loaded_stops_the_engine_at_its_start(

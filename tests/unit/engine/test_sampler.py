@@ -9,6 +9,7 @@ import torch
 
 from paceline.engine.noise import mix, noise_keys
 from paceline.engine.sampler import SampleBatch, Sampled, collect, sample
+from paceline.kernels import native
 from paceline.kernels.gumbel_max import gumbel
 
 VOCAB = 2000
@@ -148,6 +149,28 @@ def test_a_draw_depends_on_nothing_but_its_own_row() -> None:
     mixed = {name: array[order] for name, array in kinds.items()}
     shuffled = draw(logits[torch.from_numpy(order)], batch(num, **mixed)).token_ids
     assert shuffled == [together[i] for i in order]
+
+
+def test_without_compiled_code_the_tokens_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a device, or in a source tree without a compiler."""
+    num = 200
+    kinds: dict[str, Any] = {
+        "temperature": np.array([0.0, 0.7, 1.0, 1.5, 9.0] * 40, np.float32),
+        "min_p": np.array([0.0, 0.0, 0.1, 0.01] * 50, np.float32),
+        "top_k": np.array([0, 7, 0, 300, 0, 0, 0, 50] * 25),
+        "top_p": np.array([1.0, 1.0, 0.9, 1.0, 0.5] * 40, np.float32),
+        "typical_p": np.array([1.0, 1.0, 1.0, 0.8] * 50, np.float32),
+        "num_logprobs": np.arange(num) % 6 - 1,
+    }
+    logits = logits_of(num)
+    compiled = draw(logits, batch(num, **kinds))
+    monkeypatch.setattr(native, "module", None)
+    plain = draw(logits, batch(num, **kinds))
+    assert plain.token_ids == compiled.token_ids
+    for score, wanted in zip(plain.logprobs, compiled.logprobs, strict=True):
+        assert (score and score.rank) == (wanted and wanted.rank)
+        if score is not None and wanted is not None:
+            assert [i for i, _ in score.top] == [i for i, _ in wanted.top]
 
 
 def test_several_draws_come_from_one_row() -> None:
