@@ -10,11 +10,11 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from paceline.core.errors import PacelineError
+from paceline.core.errors import PacelineError, Unavailable
 from paceline.gateway import chat, completions
 from paceline.gateway.endpoint import Endpoint
 from paceline.gateway.errors import body_of, http_error
-from paceline.gateway.serving import Serving
+from paceline.gateway.serving import NO_DECODE_WORKER, Serving
 from paceline.v1.control_pb2 import ModelInfo
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -53,7 +53,10 @@ class Pages:
 
     async def model(self, request: Request) -> Response:
         try:
-            return _json(self._describe(self._serving.model(request.path_params["name"])))
+            model = self._serving.model(request.path_params["name"])
+            if model.unavailable:
+                raise Unavailable(NO_DECODE_WORKER, retry_after_s=1)
+            return _json(self._describe(model))
         except PacelineError as error:
             answer = http_error(error)
             return Response(answer.body, answer.status, answer.headers, "application/json")

@@ -79,7 +79,7 @@ class GenerateService(GenerateServiceServicer):
 
     def _model(self, name: str) -> ModelInfo:
         """An empty name means the only model."""
-        models = self._serving.models()
+        models = self._serving.known_models()
         if not name and len(models) == 1:
             return models[0]
         if not name and models:

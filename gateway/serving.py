@@ -16,6 +16,7 @@ from paceline.gateway.tokenizer import TextModel
 from paceline.v1.control_pb2 import ModelInfo
 
 logger = structlog.stdlib.get_logger("paceline.gateway")
+NO_DECODE_WORKER = "no decode worker is connected"
 _RETRY_AFTER_S = 1.0
 
 
@@ -41,6 +42,8 @@ class Serving:
             return ["no router is reachable"]
         if self.models():
             return []
+        if self.known_models():
+            return [NO_DECODE_WORKER]
         foreign = ", ".join(model.name for model in self._wanted())
         if foreign:
             return [f"tokenizer or chat template differs from that of the workers of {foreign}"]
@@ -52,7 +55,12 @@ class Serving:
         self._changed()
 
     def models(self) -> list[ModelInfo]:
-        """Models that can be served: their tokenizer and template are this gateway's."""
+        """Models that are served now."""
+        return [model for model in self.known_models() if not model.unavailable]
+
+    def known_models(self) -> list[ModelInfo]:
+        """Models whose tokenizer and template are this gateway's, also while requests for them
+        wait for a decode worker."""
         return [model for model in self._wanted() if self._is_ours(model)]
 
     def model(self, name: str) -> ModelInfo:

@@ -30,7 +30,10 @@ class RouterConfig:
     )
     max_attempts: int = setting(5, "How often a request is planned before its error is final.")
     request_limit_s: float = setting(3600.0, "Time limit of requests that bring none.")
-    worker_wait_s: float = setting(5.0, "How long requests wait while no worker is usable.")
+    worker_wait_s: float = setting(
+        30.0,
+        "How long after the last worker was lost requests wait for one; a restart takes 3 to 11 s.",
+    )
     beat_s: float = setting(1.0, "Time between beats to workers and gateways; theirs is 1 s, too.")
     dead_after_s: float = setting(3.0, "A worker without any frame for so long is gone.")
     stall_after_s: float = setting(

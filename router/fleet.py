@@ -13,7 +13,7 @@ from paceline.router.worker_session import WorkerSession
 from paceline.v1 import control_pb2, worker_pb2
 
 RECENT_HALF_LIFE_S = 60.0
-MODEL_MEMORY_S = 60.0  # a model without workers is unavailable for so long, then unknown
+MODEL_MEMORY_S = 60.0  # least time that a model without workers is unavailable, then unknown
 
 
 class Fleet:
@@ -99,7 +99,11 @@ class Fleet:
         return next((d for d in sorted(digests) if root_key(d, salt) == root), None)
 
     def models(self) -> list[control_pb2.ModelInfo]:
+        """Also those whose decode workers were lost a short time ago: `unavailable`."""
         return list(self._models.values())
+
+    def has_decode_worker(self) -> bool:
+        return any(not model.unavailable for model in self._models.values())
 
     def refresh_models(self, now: float) -> None:
         """Of several revisions of a model, the one that most decode workers serve is listed,
@@ -119,10 +123,12 @@ class Fleet:
             vote = votes.most_common(1)[0][0]
             listed[name] = control_pb2.ModelInfo.FromString(vote)
             listed[name].context_length = room[vote]
+        memory_s = max(MODEL_MEMORY_S, self._config.worker_wait_s)
         for name, info in self._models.items():
-            recent = now - self.last_usable(info.content_digest) < MODEL_MEMORY_S
-            if name not in listed and recent:
-                listed[name] = info
+            if name not in listed and now - self.last_usable(info.content_digest) < memory_s:
+                listed[name] = control_pb2.ModelInfo()
+                listed[name].CopyFrom(info)
+                listed[name].unavailable = True
         if listed != self._models:
             self._models = listed
             self.on_models()

@@ -78,7 +78,7 @@ class Router:
         found = []
         if self.coordinator.draining:
             found.append("draining")
-        if not self.fleet.models():
+        if not self.fleet.has_decode_worker():
             found.append("no decode worker is connected")
         return found
 

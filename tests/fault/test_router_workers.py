@@ -276,6 +276,29 @@ async def test_no_worker_for_long_is_said_at_once_and_at_first_waited_for(
         await bench.check_idle()
 
 
+async def test_requests_wait_for_the_only_decode_worker_to_come_back(store: RedisServer) -> None:
+    async with router_bench(store, worker_wait_s=20) as bench:
+        decode = await bench.add("d0", step_s=0.02)
+        client = await bench.client()
+        running = await client.submit(max_tokens=30)
+        await until(lambda: running.tokens)
+        await decode.die()
+        await until(lambda: bench.router.reasons())
+        assert bench.router.reasons() == ["no decode worker is connected"]
+        await until(lambda: client.models[0].unavailable)
+        late = await client.submit(max_tokens=8)
+        hurried = await client.submit(max_tokens=8, budget_ms=200)
+        await until(lambda: hurried.ended)
+        assert hurried.error is not None
+        assert hurried.error.code == common_pb2.ERROR_CODE_DEADLINE_EXCEEDED
+        assert not running.ended and not late.ended
+        await bench.add("d0")
+        await _finish(bench, [running], 30)
+        await _finish(bench, [late], 8)
+        assert bench.router.reasons() == []
+        assert not client.models[0].unavailable
+
+
 async def test_frames_of_slots_that_ended_and_false_positions_change_nothing(
     store: RedisServer,
 ) -> None:

@@ -25,23 +25,23 @@ _sym_db = _symbol_database.Default()
 from paceline.v1 import common_pb2 as paceline_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19paceline/v1/control.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/common.proto\"u\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontent_digest\x18\x02 \x01(\t\x12\x16\n\x0eserving_digest\x18\x03 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x04 \x01(\r\x12\x12\n\nvocab_size\x18\x05 \x01(\r\"r\n\x0cGatewayFrame\x12,\n\x06submit\x18\x01 \x01(\x0b\x32\x1a.paceline.v1.SubmitRequestH\x00\x12,\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x1a.paceline.v1.CancelRequestH\x00\x42\x06\n\x04\x62ody\"I\n\rSubmitRequest\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12*\n\x07request\x18\x02 \x01(\x0b\x32\x19.paceline.v1.TokenRequest\".\n\rCancelRequest\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12\x0f\n\x07\x63hoices\x18\x02 \x03(\r\"\x9f\x01\n\x0bRouterFrame\x12(\n\temissions\x18\x01 \x03(\x0b\x32\x15.paceline.v1.Emission\x12&\n\x06\x65rrors\x18\x02 \x03(\x0b\x32\x16.paceline.v1.SlotError\x12&\n\x06models\x18\x03 \x03(\x0b\x32\x16.paceline.v1.ModelInfo\x12\x16\n\x0emodels_changed\x18\x04 \x01(\x08\x32R\n\rRouterService\x12\x41\n\x06\x41ttach\x12\x19.paceline.v1.GatewayFrame\x1a\x18.paceline.v1.RouterFrame(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19paceline/v1/control.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/common.proto\"\x8a\x01\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontent_digest\x18\x02 \x01(\t\x12\x16\n\x0eserving_digest\x18\x03 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x04 \x01(\r\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x13\n\x0bunavailable\x18\x06 \x01(\x08\"r\n\x0cGatewayFrame\x12,\n\x06submit\x18\x01 \x01(\x0b\x32\x1a.paceline.v1.SubmitRequestH\x00\x12,\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x1a.paceline.v1.CancelRequestH\x00\x42\x06\n\x04\x62ody\"I\n\rSubmitRequest\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12*\n\x07request\x18\x02 \x01(\x0b\x32\x19.paceline.v1.TokenRequest\".\n\rCancelRequest\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12\x0f\n\x07\x63hoices\x18\x02 \x03(\r\"\x9f\x01\n\x0bRouterFrame\x12(\n\temissions\x18\x01 \x03(\x0b\x32\x15.paceline.v1.Emission\x12&\n\x06\x65rrors\x18\x02 \x03(\x0b\x32\x16.paceline.v1.SlotError\x12&\n\x06models\x18\x03 \x03(\x0b\x32\x16.paceline.v1.ModelInfo\x12\x16\n\x0emodels_changed\x18\x04 \x01(\x08\x32R\n\rRouterService\x12\x41\n\x06\x41ttach\x12\x19.paceline.v1.GatewayFrame\x1a\x18.paceline.v1.RouterFrame(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'paceline.v1.control_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MODELINFO']._serialized_start=68
-  _globals['_MODELINFO']._serialized_end=185
-  _globals['_GATEWAYFRAME']._serialized_start=187
-  _globals['_GATEWAYFRAME']._serialized_end=301
-  _globals['_SUBMITREQUEST']._serialized_start=303
-  _globals['_SUBMITREQUEST']._serialized_end=376
-  _globals['_CANCELREQUEST']._serialized_start=378
-  _globals['_CANCELREQUEST']._serialized_end=424
-  _globals['_ROUTERFRAME']._serialized_start=427
-  _globals['_ROUTERFRAME']._serialized_end=586
-  _globals['_ROUTERSERVICE']._serialized_start=588
-  _globals['_ROUTERSERVICE']._serialized_end=670
+  _globals['_MODELINFO']._serialized_start=69
+  _globals['_MODELINFO']._serialized_end=207
+  _globals['_GATEWAYFRAME']._serialized_start=209
+  _globals['_GATEWAYFRAME']._serialized_end=323
+  _globals['_SUBMITREQUEST']._serialized_start=325
+  _globals['_SUBMITREQUEST']._serialized_end=398
+  _globals['_CANCELREQUEST']._serialized_start=400
+  _globals['_CANCELREQUEST']._serialized_end=446
+  _globals['_ROUTERFRAME']._serialized_start=449
+  _globals['_ROUTERFRAME']._serialized_end=608
+  _globals['_ROUTERSERVICE']._serialized_start=610
+  _globals['_ROUTERSERVICE']._serialized_end=692
 # @@protoc_insertion_point(module_scope)

@@ -114,3 +114,17 @@ async def test_no_model_yet_is_503_and_an_unknown_one_404(model_dir: Path) -> No
         deployment.router.set_models([])
         await until(lambda: bool(deployment.gateway.serving.reasons()))
         assert (await deployment.chat()).status_code == 503
+
+
+async def test_a_model_whose_workers_were_just_lost_takes_requests_but_is_not_listed(
+    model_dir: Path,
+) -> None:
+    async with running(model_dir) as deployment:
+        deployment.router.set_models([model_info(model_dir, unavailable=True)])
+        await until(lambda: bool(deployment.gateway.serving.reasons()))
+        answer = await deployment.http.get("/readyz")
+        assert (answer.status_code, answer.text) == (503, "no decode worker is connected\n")
+        assert (await deployment.http.get("/v1/models")).json()["data"] == []
+        one = await deployment.http.get("/v1/models/mock")
+        assert (one.status_code, one.json()["error"]["code"]) == (503, "unavailable")
+        assert (await deployment.chat()).status_code == 200, "the router says how long it waits"
