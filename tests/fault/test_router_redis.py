@@ -99,6 +99,24 @@ async def test_a_request_goes_where_its_prefix_is(store: RedisServer) -> None:
         assert metrics.cached_predicted._value.get() == metrics.cached_real._value.get() == 159
 
 
+async def test_a_prompt_whose_logits_are_wanted_is_computed_whatever_is_cached(
+    store: RedisServer,
+) -> None:
+    """Decode has all of it, but pages hold no logits: prefill computes it. One that ends with its
+    first token reserves nothing."""
+    async with router_bench(store) as bench:
+        prefill, decode = await bench.add("p0"), await bench.add("d0", num_cached_tokens=159)
+        await Publisher(bench, decode).publish("stored", _KEYS)
+        await until(lambda: _blocks(bench, decode) == 10)
+        client = await bench.client()
+        (await client.generate(prompt=_PROMPT)).check(8)
+        assert not prefill.commands("prefill") and len(decode.commands("run")) == 1
+        (await client.generate(prompt=_PROMPT, num_prompt_logprobs=2)).check(8)
+        assert len(prefill.commands("prefill")) == len(decode.commands("reserve")) == 1
+        (await client.generate(prompt=_PROMPT, max_tokens=1, num_prompt_logprobs=2)).check(1)
+        assert len(decode.commands("reserve")) == 1
+
+
 async def test_a_lost_event_costs_a_snapshot_of_this_worker_only(store: RedisServer) -> None:
     async with router_bench(store) as bench:
         worker, other = await bench.add("d0"), await bench.add("d1")

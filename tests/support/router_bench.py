@@ -124,7 +124,12 @@ def make_request(
     prompt = fields.pop("prompt", None) or [(seed * 31 + i) % 32000 for i in range(num_prompt)]
     root = root_key(fields.pop("digest", DIGEST), tenant_salt(SECRET.encode(), "t"))
     sampling = common_pb2.SamplingParams(
-        max_tokens=max_tokens, temperature=1, top_p=1, seed=seed, n=n
+        max_tokens=max_tokens,
+        temperature=1,
+        top_p=1,
+        seed=seed,
+        n=n,
+        num_prompt_logprobs=fields.pop("num_prompt_logprobs", None),
     )
     given = {
         "request_id": f"request-{seed}",
