@@ -108,9 +108,12 @@ class Cluster:
             self.wait_ready([name for name in self.processes if name != "redis"])
         except BaseException as error:
             self.kill_all()
+            cancelled = isinstance(error, Cancelled)
             for child in self.processes.values():
                 child.process.wait()
-            has_logs = bool(self.processes) and not isinstance(error, Cancelled)
+                if cancelled:
+                    self._show(child.name, "stopped")
+            has_logs = bool(self.processes) and not cancelled
             self._let_go(self.folder.leave if has_logs else self.folder.remove)
             raise
         self._keeper.start(self.processes, restart=self.spec.restart)

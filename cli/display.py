@@ -13,6 +13,8 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+MARKS = {"ready": "✔", "stopped": "–"}  # of what changes no more
+
 
 def say(text: str) -> None:
     """A line on stderr, if anybody is there: a closed terminal must not keep us from draining."""
@@ -29,6 +31,11 @@ class Display:
         self._began = time.monotonic()
         self._live: Live | None = None
         self._lock = threading.Lock()
+
+    @property
+    def is_live(self) -> bool:
+        """A table stands there: lines of others would tear it apart."""
+        return self._live is not None
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -58,7 +65,7 @@ class Display:
         with self._lock:
             for name, (status, elapsed) in self._states.items():
                 ready = status == "ready"
-                mark = Text("✔", "green") if ready else Spinner("dots")
+                mark = Text(MARKS[status], "green") if status in MARKS else Spinner("dots")
                 took = f"{elapsed:.1f} s" if ready else ""
                 table.add_row(mark, name, Text(status.splitlines()[0]), took)
         return table

@@ -42,7 +42,7 @@ class RedisServer:
                 while b"PONG" not in answer and (part := connection.recv(64)):
                     answer += part
         except OSError:
-            return "does not answer"
+            return "starting"
         return "" if b"+PONG" in answer else "refuses us"
 
 

@@ -14,6 +14,7 @@ from typing import ClassVar
 from paceline.cli import preflight
 from paceline.cli.cluster import Cluster, ClusterSpec
 from paceline.cli.display import Display, say
+from paceline.cli.foreground import own_foreground
 from paceline.cli.ports import check_free, listen_error
 from paceline.cli.roles import Role, Settings
 from paceline.core.config import setting
@@ -115,6 +116,11 @@ def check_transport(transport: str) -> None:
 
 
 def run(config: UpConfig) -> int:
+    with own_foreground(os.environ):
+        return keep_up(config)
+
+
+def keep_up(config: UpConfig) -> int:
     for name in ("port", "grpc_port"):
         if port := getattr(config, name):
             check_free(name, config.host, port)
@@ -125,11 +131,12 @@ def run(config: UpConfig) -> int:
     if config.port and not spec.grpc_port:
         say(f"paceline: port {config.port + 1} is taken; gRPC of the gateway gets a free one")
     cluster = Cluster(spec, display)
-    asked_to_stop = handle_signals(cluster)
+    asked_to_stop = handle_signals(cluster, display)
     try:
         with display:
             cluster.start()
-    except Cancelled:
+    except Cancelled as cancelled:
+        say(f"paceline: {cancelled.message}")
         return 0
     print(welcome(cluster, config, time.monotonic() - began), flush=True)
     asked_to_stop.wait()
@@ -139,14 +146,14 @@ def run(config: UpConfig) -> int:
     return 0 if clean else 1
 
 
-def handle_signals(cluster: Cluster) -> threading.Event:
+def handle_signals(cluster: Cluster, display: Display) -> threading.Event:
     """SIGINT, SIGTERM, a closed terminal: the event is set, a start ends. The second one kills."""
     asked = threading.Event()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         if asked.is_set():
             cluster.kill_all()
-        else:
+        elif not display.is_live:
             say("\npaceline: draining; once more kills")
         asked.set()
         cluster.cancel()

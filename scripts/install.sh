@@ -28,23 +28,45 @@ make_venv() {
     echo "Making .venv with $("$python" --version)"
     "$python" -m venv .venv || {
         rm -rf .venv
-        stop "making .venv failed; is the disk full? $(df -h --output=avail . | tail -1) are free"
+        stop "making .venv failed; is the disk full? $(df -h --output=avail . | tail -1 | tr -d ' ') are free"
     }
 }
 
 command -v "${CC:-cc}" >/dev/null || command -v gcc >/dev/null ||
     stop "a C compiler is missing; it builds two small modules (Debian: apt install gcc)"
-[ -x .venv/bin/python ] || make_venv
+progress=off
+if [ ! -x .venv/bin/python ]; then
+    make_venv
+    [ -t 1 ] && progress=on # pip's own bars; later there is little to fetch and much to skip
+fi
 [ -f "$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ] ||
     stop "Python.h is missing; the C modules need it (Debian: apt install python3-dev)"
 
+phases() { # of what pip says, a line for each
+    local line phase='' next
+    while read -r line; do
+        case $line in
+            Collecting*) next='Finding and fetching packages' ;;
+            Building*) next='Building what has no wheel, and paceline itself' ;;
+            Installing\ collected*) next='Unpacking packages' ;;
+            Downloading*[0-9]\ [GM]B*) # `Downloading torch-….whl (190.1 MB)`
+                echo "  $line" && continue ;;
+            *) continue ;;
+        esac
+        [ "$next" = "$phase" ] || echo "$next …"
+        phase=$next
+    done
+}
+
+install() {
+    .venv/bin/python -m pip install --disable-pip-version-check --no-input \
+        --progress-bar "$progress" -c constraints.txt -e ".[$1]"
+}
+
 echo "Installing paceline[$1] into .venv"
-quiet=(--quiet --quiet)
-[ -t 1 ] && quiet=() # a terminal sees pip's own progress
-.venv/bin/python -m pip install --disable-pip-version-check --no-input "${quiet[@]}" \
-    -c constraints.txt -e ".[$1]" || {
+{ if [ $progress = on ]; then install "$1"; else install "$1" | phases; fi; } || {
     # Below 1 GiB the disk is the likely reason; pip says its own above.
-    free_kib=$(df --output=avail . | tail -1)
+    free_kib=$(df --output=avail . | tail -1 | tr -d ' ')
     [ "$free_kib" -gt 1048576 ] || stop "installing failed: the disk is full ($free_kib KiB free)"
     stop "installing failed; pip says why above. Run the same command again to go on"
 }

@@ -215,6 +215,10 @@ def test_a_signal_while_things_start_ends_them(start_up: Callable[..., Up], tmp_
     up.process.send_signal(signal.SIGTERM)
     assert up.process.wait(30) == 0
     assert not psutil.wait_procs(family, timeout=10)[1]
+    said = up.said.read_text()
+    assert said.endswith("paceline: stopped before everything was ready\n")
+    assert set(re.findall(r"^(\S+) +stopped$", said, re.MULTILINE)) >= {"redis", "router"}
+    assert "does not answer" not in said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["stderr", "stdout"]
 
 

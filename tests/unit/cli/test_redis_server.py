@@ -16,7 +16,7 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
     server = embedded_redis(free_port("127.0.0.1"), tmp_path)
     child = Child("redis", server.command, dict(os.environ), tmp_path / "log", server.probe)
     child.prepare = server.write_config
-    assert server.probe() == "does not answer"
+    assert server.probe() == "starting"
     child.start()
     deadline = time.monotonic() + 10
     while server.probe():

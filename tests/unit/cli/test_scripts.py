@@ -16,7 +16,7 @@ def checkout(tmp_path: Path) -> Path:
     (tmp_path / "core").mkdir()
     (tmp_path / "core" / "__init__.py").touch()
     (tmp_path / "bin").mkdir()
-    for tool in ("bash", "env", "dirname", "df", "tail", "rm"):
+    for tool in ("bash", "env", "dirname", "df", "tail", "tr", "rm"):
         found = shutil.which(tool)
         assert found is not None
         (tmp_path / "bin" / tool).symlink_to(found)
@@ -35,6 +35,7 @@ def install(checkout: Path) -> subprocess.CompletedProcess[str]:
 
 def add_tool(checkout: Path, name: str, text: str) -> None:
     tool = checkout / "bin" / name
+    tool.unlink(missing_ok=True)
     tool.write_text(f"#!/bin/sh\n{text}\n")
     tool.chmod(0o755)
 
@@ -60,6 +61,52 @@ def test_a_missing_venv_module_is_said_plainly(checkout: Path) -> None:
     done = install(checkout)
     assert done.returncode == 1
     assert "cannot make virtual environments (Debian: apt install python3-venv)" in done.stderr
+
+
+PIP = """\
+Obtaining file:///checkout
+  Preparing editable metadata (pyproject.toml): finished with status 'done'
+Requirement already satisfied: numpy in ./.venv/lib (from paceline)
+Collecting torch==2.13.0
+  Downloading torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl (190.1 MB)
+Collecting rich==14.1.0
+  Downloading rich-14.1.0-py3-none-any.whl (243 kB)
+Building wheels for collected packages: paceline
+Installing collected packages: torch, rich, paceline
+Successfully installed paceline-0.1.0 rich-14.1.0 torch-2.13.0
+"""
+
+
+def add_venv(checkout: Path, pip: str) -> None:
+    """Its python knows two things: where Python.h is, and pip."""
+    add_tool(checkout, "gcc", "exit 0")
+    (checkout / ".venv" / "bin").mkdir(parents=True)
+    (checkout / "Python.h").touch()
+    add_tool(checkout, "python", f'case "$1" in -c) echo {checkout};; *) {pip};; esac')
+    (checkout / "bin" / "python").rename(checkout / ".venv" / "bin" / "python")
+
+
+def test_each_phase_of_an_installation_is_a_line(checkout: Path) -> None:
+    (checkout / "said").write_text(PIP)
+    (checkout / "bin" / "cat").symlink_to(shutil.which("cat") or "")
+    add_venv(checkout, f"cat {checkout}/said")
+    done = install(checkout)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "Installing paceline[demo] into .venv",
+        "Finding and fetching packages …",
+        "  Downloading torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl (190.1 MB)",
+        "Building what has no wheel, and paceline itself …",
+        "Unpacking packages …",
+    ]
+
+
+def test_an_installation_that_fails_says_how_much_room_there_is(checkout: Path) -> None:
+    add_tool(checkout, "df", "echo '  8104'")
+    add_venv(checkout, "echo no room >&2; exit 1")
+    done = install(checkout)
+    assert done.returncode == 1
+    assert done.stderr == "no room\npaceline: installing failed: the disk is full (8104 KiB free)\n"
 
 
 def check_sizes(checkout: Path) -> subprocess.CompletedProcess[str]:
