@@ -10,6 +10,7 @@ from paceline.gateway.answer import AnswerHead
 from paceline.gateway.chat_answer import ChatAnswer
 from paceline.gateway.context_room import ContextRoom
 from paceline.gateway.jobs import Job
+from paceline.gateway.logprobs import checked_count
 from paceline.gateway.openai_types import ChatMessage, ChatRequest, ContentPart
 from paceline.gateway.prepared import PreparedRequest, answer_options, wishes_of
 from paceline.gateway.prompt_logprobs import PromptLogprobsText
@@ -52,7 +53,7 @@ async def prepare_chat(
 
 def _num_logprobs(request: ChatRequest) -> int | None:
     if request.logprobs:
-        return request.top_logprobs or 0
+        return checked_count("top_logprobs", request.top_logprobs or 0)
     if request.top_logprobs:
         reason = "is only allowed when logprobs is true"
         raise InvalidRequest("top_logprobs", request.top_logprobs, reason)

@@ -12,6 +12,7 @@ from paceline.gateway.completions import completion_room
 from paceline.gateway.deadline import Deadline
 from paceline.gateway.generation import Generation
 from paceline.gateway.jobs import Job
+from paceline.gateway.logprobs import checked_count
 from paceline.gateway.sampling_intake import (
     SamplingWishes,
     checked_priority,
@@ -97,6 +98,8 @@ def _wishes(request: GenerateRequest) -> SamplingWishes:
     def given(name: str) -> bool:
         return request.HasField(name)
 
+    for name in ("num_logprobs", "num_prompt_logprobs"):
+        checked_count(name, getattr(request, name))
     return SamplingWishes(
         max_tokens=request.max_tokens if given("max_tokens") else None,
         min_tokens=request.min_tokens,

@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from paceline.core.errors import InvalidRequest
+from paceline.core.sampling import MAX_TOP_LOGPROBS
 from paceline.gateway.choice import Delta
 from paceline.v1.common_pb2 import TokenLogprob
 
@@ -20,6 +22,13 @@ def chat_entries(delta: Delta, token_bytes: TokenBytes) -> list[dict[str, Any]]:
         entry["top_logprobs"] = [_chat_token(token, token_bytes) for token in position.top]
         entries.append(entry)
     return entries
+
+
+def checked_count(field: str, count: int) -> int:
+    """Of tokens asked for by a field of this name: elsewhere ours is blamed."""
+    reason = f"must lie between 0 and {MAX_TOP_LOGPROBS}"
+    InvalidRequest.check(field, count, 0 <= count <= MAX_TOP_LOGPROBS, reason)
+    return count
 
 
 class CompletionLogprobs:

@@ -1,8 +1,12 @@
 """docs/api.md says what the code does: fields, defaults, limits."""
 
+import asyncio
 import dataclasses
 import re
+import sys
 from pathlib import Path
+
+import pytest
 
 from paceline.core import sampling
 from paceline.core.sampling import SamplingParams
@@ -13,6 +17,7 @@ from paceline.gateway.http_protocol import MAX_HEAD_BYTES
 from paceline.gateway.openai_types import NEUTRAL, ChatRequest, CompletionRequest, _Ignored
 from paceline.gateway.sampling_intake import MAX_STOP_CHARS
 from paceline.router.config import RouterConfig
+from tests.support.gateway_deployment import Deployment
 
 PAGE = (Path(__file__).parents[3] / "docs/api.md").read_text()
 ELSEWHERE = ("seed", "max_tokens", "num_logprobs", "num_prompt_logprobs")  # not SamplingParams
@@ -92,3 +97,38 @@ def test_limits_are_those_of_the_code() -> None:
     settings = {field.name for field in dataclasses.fields(GatewayConfig)}
     limits = {name for name in settings if re.search("max_|timeout|keep_alive", name)}
     assert limits <= documented
+
+
+async def run_python(program: str) -> str:
+    """What it prints; an event loop, on which its server runs, goes on meanwhile."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE
+    )
+    shown, _ = await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode == 0
+    return shown.decode()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_examples_run(deployment: Deployment) -> None:
+    programs = re.findall(r"```python\n(.*?)```", section("Examples"), re.DOTALL)
+    assert len(programs) == 2
+    for program in programs:
+        assert len(program.strip().splitlines()) - program.count("\n\n") <= 6
+        for old, new in (
+            ("127.0.0.1:8000", f"127.0.0.1:{deployment.port}"),
+            ("127.0.0.1:8001", f"127.0.0.1:{deployment.gateway.grpc_port}"),
+            ("SmolLM2-135M-Instruct", "mock"),
+        ):
+            program = program.replace(old, new)
+        assert (await run_python(program)).strip() == "Hello"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_routes_that_are_said_to_be_absent_are(deployment: Deployment) -> None:
+    absent = PAGE.split("Any other route")[1].split("\n## ")[0]
+    routes = re.findall(r"`(/v1/[^`]+)`", absent)
+    assert "/v1/responses" in routes
+    for route in routes:
+        answer = await deployment.http.post(route.replace("…", "x"), json={})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")

@@ -73,6 +73,18 @@ CASES: dict[str, tuple[str, bytes, str | None, str]] = {
     "stop token beyond": (CHAT, chat(stop_token_ids=[999]), "stop_token_ids", "between 0 and"),
     "seed huge": (CHAT, chat(seed=2**64), "seed", "64 bits"),
     "priority huge": (CHAT, chat(priority=2**31), "priority", "32 bits"),
+    "top_logprobs 21": (
+        CHAT,
+        chat(logprobs=True, top_logprobs=21),
+        "top_logprobs",
+        "between 0 and 20",
+    ),
+    "negative top_logprobs": (
+        CHAT,
+        chat(logprobs=True, top_logprobs=-1),
+        "top_logprobs",
+        "between 0 and 20",
+    ),
     "top_logprobs alone": (CHAT, chat(top_logprobs=2), "top_logprobs", "logprobs is true"),
     "stream_options alone": (CHAT, chat(stream_options={}), "stream_options", "stream is true"),
     "unknown model": (CHAT, chat(model="gpt-none"), "model", "does not exist"),
