@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cached_property
 from typing import ClassVar, Protocol, Self
 
 import torch
@@ -12,7 +13,7 @@ from paceline.kernels.kv_write import HeadScale, prepare_heads
 from paceline.kernels.rope import rope_tables
 from paceline.models.base import ForwardBatch
 from paceline.models.config import ModelConfig
-from paceline.models.decode_program import LayerParts, decode_programs
+from paceline.models.decode_program import DecodePrograms, LayerParts, decode_programs
 from paceline.models.layers import LayerBuilder, Linear
 from paceline.models.norms import Norm, WholeNorm
 from paceline.models.registry import ModelSource
@@ -93,6 +94,7 @@ class Decoder(ABC):
         self.vocab_size = config.vocab_size
         self.context_length = config.context_length
         self.eos_token_ids = source.eos_token_ids
+        self._dtype, self._device = source.dtype, source.device
         dtype = str(source.dtype).removeprefix("torch.")
         windows = [attention.window for attention in config.attentions]
         self.layout = layout_of(windows, config.num_kv_heads, config.head_dim, dtype)
@@ -116,14 +118,12 @@ class Decoder(ABC):
         with WeightReader(source.folder, source.progress) as reader:
             model = cls(config, source, LayerBuilder(reader, source))
             reader.finish(cls.ignored_tensors)
-        model.prepare(source)
         return model, config.semantics
 
-    def prepare(self, source: ModelSource) -> None:
-        """Once all layers are there."""
+    @cached_property
+    def _programs(self) -> DecodePrograms | None:
         parts = [block.parts() for block in self.blocks]
-        places = self.layout.layers
-        self._programs = decode_programs(parts, places, self.config, source.dtype, source.device)
+        return decode_programs(parts, self.layout.layers, self.config, self._dtype, self._device)
 
     def weight_bytes(self) -> int:
         return self._build.num_bytes
