@@ -69,11 +69,11 @@ class Allocator:
         packed = sequence.tokens[: max_hit_blocks * PAGE_TOKENS].tobytes()
         with self.pool.lock:
             num_hits, hits = self.cache.match(sequence.keys[:max_hit_blocks], packed)
-            if not self._begin(sequence, hits, allowance, spared):
+            firsts = [num_hits - len(pages) for pages in hits]
+            if not self._begin(sequence, firsts, hits, allowance, spared):
                 return None
-            for i, table in enumerate(sequence.tables):
-                self._share(table, num_hits - len(hits[i]), hits[i])
-                if not self.groups[i].window:
+            for i, group in enumerate(self.groups):
+                if not group.window:
                     self._take(sequence, i, pages_of(sequence.num_tokens) - num_hits)
         self._count_blocks(sequence)
         sequence.num_computed = num_hits * PAGE_TOKENS
@@ -98,10 +98,9 @@ class Allocator:
                 self.cache.run_from(i, first, sequence.keys[:num_full], packed)
                 for i, first in enumerate(firsts)
             ]
-            if not self._begin(sequence, hits, allowance, spared):
+            if not self._begin(sequence, firsts, hits, allowance, spared):
                 return None
-            for i, (table, first) in enumerate(zip(sequence.tables, firsts, strict=True)):
-                self._share(table, first, hits[i])
+            for i, table in enumerate(sequence.tables):
                 start = len(table.pages)
                 self._take(sequence, i, pages_of(sequence.num_tokens) - start)
                 runs.append(GrantedRun(start, table.pages[start:]))
@@ -232,10 +231,16 @@ class Allocator:
         self.on_pages(sequence, group, block, block + 1)
 
     def _begin(
-        self, sequence: Sequence, hits: list[list[int]], allowance: Pages, spared: int
+        self,
+        sequence: Sequence,
+        firsts: list[int],
+        hits: list[list[int]],
+        allowance: Pages,
+        spared: int,
     ) -> bool:
-        """Promises `allowance` if it fits. Sharing what is in use costs nothing, except where a
-        window slides: there each sequence needs pages of its own later."""
+        """Promises `allowance` and shares `hits`, blocks from `firsts` on, if it fits: all of them
+        before a page is taken, which might evict one. Sharing what is in use costs nothing, except
+        where a window slides: there each sequence needs pages of its own later."""
         shared = sum(
             self.pool.pages[page].state is not PageState.CACHED
             for group, pages in zip(self.groups, hits, strict=True)
@@ -244,8 +249,9 @@ class Allocator:
         )
         if sum(allowance) - shared > self.pool.num_available - spared:
             return False
-        for table, num_pages in zip(sequence.tables, allowance, strict=True):
-            self._promise(table, num_pages)
+        for i, table in enumerate(sequence.tables):
+            self._promise(table, allowance[i])
+            self._share(table, firsts[i], hits[i])
         sequence.is_granted = True
         return True
 

@@ -5,7 +5,6 @@ import bisect
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, given, settings
 
-from paceline.core.keys import chain_keys
 from paceline.engine.allowances import Allowances
 from paceline.engine.config import EngineConfig
 from paceline.engine.messages import (
@@ -19,7 +18,7 @@ from paceline.engine.messages import (
     TransferClosed,
     Unpin,
 )
-from tests.unit.engine.benches import ROOT, Bench, bench, prompt, request
+from tests.unit.engine.benches import Bench, bench, prompt, request
 from tests.unit.engine.windows import WINDOWS, expected_tokens, windowed_model
 
 STEPS = 50
@@ -30,26 +29,27 @@ requests = st.fixed_dictionaries(
         "max_tokens": st.integers(1, 40),
         "n": st.sampled_from([1, 1, 2, 3]),
         "priority": st.integers(0, 2),
-        "arrival": st.integers(0, 12),
+        "arrival": st.integers(0, 5),
         "cancel": st.one_of(st.none(), st.integers(1, 30)),
         "is_reserved": st.sampled_from([False, False, False, True]),  # and never adopted
     }
 )
 Mix = list[dict[str, int]]
-# (step, first block, group): pinned then, for three steps
-pins = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 5), st.integers(0, 3)), max_size=4)
+# (step, group): a reader pins all that is named there and in use, for some steps
+pins = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 2)), max_size=12)
+PIN_STEPS = 40
 engines = st.fixed_dictionaries(
     {
         "max_batch_tokens": st.integers(5, 60),
         "max_running": st.integers(1, 4),
-        "output_window_tokens": st.sampled_from([0, 16, 256]),
+        "output_window_tokens": st.sampled_from([0, 0, 256]),
         "prefix_cache": st.booleans(),
     }
 )
 
 
 class Play:
-    def __init__(self, b: Bench, mix: Mix, pins: list[tuple[int, int, int]]) -> None:
+    def __init__(self, b: Bench, mix: Mix, pins: list[tuple[int, int]]) -> None:
         self.b, self.mix, self.pins = b, mix, pins
         self.held: dict[int, list[tuple[int, int]]] = {}  # to be unpinned, by step
 
@@ -64,6 +64,8 @@ class Play:
         for slot, one in enumerate(self.mix):
             if one["is_reserved"]:
                 self.b.handle(Cancel(slot), TransferClosed(slot))
+        for pages in self.held.values():
+            self.b.engine.pool_calls.answer(Unpin(pages))
         self.b.run()
 
     def command(self, step: int, slot: int, one: dict[str, int]) -> None:
@@ -78,29 +80,32 @@ class Play:
     def pin(self, step: int) -> None:
         calls = self.b.engine.pool_calls
         calls.answer(Unpin(self.held.pop(step, [])))
-        for at, first, group in self.pins:
+        for at, group in self.pins:
             if at == step:
-                keys = list(chain_keys(ROOT, prompt(110))[first:])
-                pinned = calls.answer(Pin([KeyRun(group, keys)]))
+                pinned = calls.answer(Pin([KeyRun(group, self.keys_in_use(group))]))
                 assert isinstance(pinned, Pinned)
                 pages = [(page.page, page.generation) for page in pinned.pages]
-                self.held.setdefault(step + 3, []).extend(pages)
+                self.held.setdefault(step + PIN_STEPS, []).extend(pages)
+
+    def keys_in_use(self, group: int) -> list[bytes]:
+        records = [r for r in self.b.engine.pool.pages if r.group == group and r.refs]
+        return [record.key for record in records if record.key is not None]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     kind=st.sampled_from(sorted(WINDOWS)),
-    spare=st.integers(0, 12),
+    spare=st.integers(0, 3),
     config=engines,
     mix=st.lists(requests, min_size=1, max_size=6),
     pins=pins,
 )
 def test_any_mix_gives_each_stream_the_tokens_of_a_model_that_keeps_all(
-    kind: str, spare: int, config: dict[str, int], mix: Mix, pins: list[tuple[int, int, int]]
+    kind: str, spare: int, config: dict[str, int], mix: Mix, pins: list[tuple[int, int]]
 ) -> None:
     model = windowed_model(kind)
     num_pages = smallest_pool(kind, config) + spare
-    b = bench(model, num_pages, **config)
+    b = bench(model, num_pages, max_pinned_share=1.0, **config)
     Play(b, mix, pins).run()
     for slot, one in enumerate(mix):
         if not one["is_reserved"]:

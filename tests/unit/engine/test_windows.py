@@ -1,5 +1,6 @@
 """Page groups with windows: what is held, found, handed over and given back."""
 
+import numpy as np
 import pytest
 
 from paceline.core.keys import chain_keys
@@ -197,4 +198,21 @@ def test_who_shares_a_window_still_gets_pages_of_its_own_later() -> None:
     for slot, spec in specs.items():
         assert b.tokens(slot) == expected_tokens("all alike", tuple(spec.token_ids), 60)
     assert b.engine.scheduler.num_preemptions == 0
+    b.assert_idle()
+
+
+def test_what_is_found_in_one_group_is_not_evicted_for_another() -> None:
+    b = bench(windowed_model("two windows"), 24, max_batch_tokens=16)
+    for slot, num_tokens in enumerate((80, 32, 16)):
+        b.handle(Submit(slot, request(prompt(num_tokens, slot), max_tokens=1))).run()
+    pool, tokens = b.engine.pool, prompt(80)
+    keys, packed = chain_keys(ROOT, tokens)[:4], np.array(tokens[:64], np.int64).tobytes()
+    num_hits, hits = b.engine.cache.match(keys, packed)
+    assert num_hits == 4 and not pool.free_pages
+    for page in list(pool.cached_pages):  # what the last group finds is evicted first
+        if page not in hits[2][1:]:
+            assert pool.pin(page) and pool.unpin(page, pool.pages[page].generation)
+    b.handle(Submit(4, request(tokens, max_tokens=20))).run()
+    assert b.of(Emission, 4)[0].num_cached_tokens == 64
+    assert b.tokens(4) == expected_tokens("two windows", tuple(tokens), 20)
     b.assert_idle()
