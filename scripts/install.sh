@@ -58,13 +58,24 @@ phases() { # of what pip says, a line for each
     done
 }
 
+errors() { # of what pip says; its warnings are about where it looks
+    local line
+    while IFS= read -r line; do
+        [[ $line == WARNING:* ]] || echo "$line"
+    done
+}
+
 install() {
     .venv/bin/python -m pip install --disable-pip-version-check --no-input \
         --progress-bar "$progress" -c constraints.txt -e ".[$1]"
 }
 
 echo "Installing paceline[$1] into .venv"
-{ if [ $progress = on ]; then install "$1"; else install "$1" | phases; fi; } || {
+install_by_phases() {
+    { install "$1" 2>&1 >&3 3>&- | errors >&2 3>&-; } 3>&1 | phases
+}
+
+{ if [ $progress = on ]; then install "$1"; else install_by_phases "$1"; fi; } || {
     # Below 1 GiB the disk is the likely reason; pip says its own above.
     free_kib=$(df --output=avail . | tail -1 | tr -d ' ')
     [ "$free_kib" -gt 1048576 ] || stop "installing failed: the disk is full ($free_kib KiB free)"

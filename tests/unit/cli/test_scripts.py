@@ -89,7 +89,7 @@ def add_venv(checkout: Path, pip: str) -> None:
 def test_each_phase_of_an_installation_is_a_line(checkout: Path) -> None:
     (checkout / "said").write_text(PIP)
     (checkout / "bin" / "cat").symlink_to(shutil.which("cat") or "")
-    add_venv(checkout, f"cat {checkout}/said")
+    add_venv(checkout, f"cat {checkout}/said; echo 'WARNING: an index is not there' >&2")
     done = install(checkout)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
