@@ -1,6 +1,6 @@
 """Live slots, and the two things that change their shape: forking and ending."""
 
-from paceline.core.errors import ErrorCode, PacelineError
+from paceline.core.errors import PacelineError
 from paceline.core.kv_layout import PAGE_TOKENS
 from paceline.engine.allocator import Allocator
 from paceline.engine.allowances import Pages
@@ -25,8 +25,8 @@ class Groups:
         self.events.append(Failed(slot, error.code, error.message, error.field))
         self.events.append(Ended(slot))
 
-    def fail(self, group: Group, message: str) -> None:
-        self.events.append(Failed(group.slot, ErrorCode.INTERNAL, message))
+    def fail(self, group: Group, error: PacelineError) -> None:
+        self.events.append(Failed(group.slot, error.code, error.message, error.field))
         self.end(group)
 
     def end(self, group: Group) -> None:

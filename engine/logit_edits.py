@@ -69,7 +69,7 @@ class Sparse:
 
 @dataclass(slots=True)
 class ProcessorRows:
-    """The rows of a step that one processor changes."""
+    """The rows of a step that one processor changes, each of them once."""
 
     call: PreparedCall
     draws: list[int] = field(default_factory=list)
@@ -93,7 +93,8 @@ class LogitEdits:
         self._biased = Sparse()
         self._masked = Sparse()
         self._penalised = Sparse()
-        self._processors: dict[str, ProcessorRows] = {}
+        # By the place in a request's list: one that is named twice is applied twice, in order.
+        self._processors: dict[tuple[int, str], ProcessorRows] = {}
         for draw, sequence in drawing:
             self._add(draw, sequence)
 
@@ -126,8 +127,8 @@ class LogitEdits:
         biased, reached, masked = places
         if self._biased:
             flat.index_add_(0, biased, self._biased.values(device))
-        for group in self._processors.values():
-            group.apply(logits)
+        for call in sorted(self._processors):
+            self._processors[call].apply(logits)
         if self._penalised:
             columns = (self._penalised.values(device), *self._penalised.constants(device))
             values = take_numbers(flat, reached)
@@ -155,8 +156,8 @@ class LogitEdits:
                 sampling.presence_penalty,
                 sampling.frequency_penalty,
             )
-        for call in edits.processors:
-            rows = self._processors.setdefault(call.name, ProcessorRows(call))
+        for place, call in enumerate(edits.processors):
+            rows = self._processors.setdefault((place, call.name), ProcessorRows(call))
             rows.draws.append(draw)
             rows.rows.append(ProcessorRow(call.prepared, prompt, output))
 

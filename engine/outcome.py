@@ -2,6 +2,7 @@
 
 import math
 
+from paceline.core.errors import EngineFailure, PacelineError
 from paceline.core.finish import FinishReason
 from paceline.core.kv_layout import PAGE_TOKENS
 from paceline.engine.groups import Groups
@@ -82,7 +83,8 @@ class Outcome:
     def _announce_part(self, entry: Scheduled, scores: list[PositionLogprobs]) -> None:
         group = entry.sequence.group
         if any(math.isnan(score.logprob) for score in scores):
-            self.groups.fail(group, "the model returned logits that are not numbers")
+            error = EngineFailure("the model returned logits that are not numbers")
+            self.groups.fail(group, error)
             return
         group.num_scored = entry.scored.stop
         self.groups.events.append(PromptScored(group.slot, entry.scored.start + 1, scores))
@@ -90,10 +92,10 @@ class Outcome:
     def _accept(self, entry: Scheduled, sampled: Sampled, first: int, last: int) -> None:
         sequence = entry.sequence
         group = sequence.group
-        if not all(sampled.usable[first:last]):
-            reason = "logits are not finite, or every token is forbidden"
-            self.groups.fail(group, f"no token can be drawn: {reason}")
-            return
+        for best in sampled.best[first:last]:
+            if not math.isfinite(best):
+                self.groups.fail(group, _undrawable(sequence, best))
+                return
         emissions = [
             self._emission(sequence, choice, token_id, logprobs)
             for choice, token_id, logprobs in zip(
@@ -154,6 +156,17 @@ class Outcome:
                 cache.tails[group.slot] = Tail(tuple(pages), num_tail, tuple(checksums))
         firsts = [FirstToken(e.choice, e.token_ids[0], e.finish) for e in emissions]
         self.groups.events.append(HandoffReady(group.slot, leader.num_tokens, firsts))
+
+
+def _undrawable(sequence: Sequence, best: float) -> PacelineError:
+    """Why no token can be drawn: the request has masked them all, which no other worker would
+    change, or the logits are of no use."""
+    edits = sequence.group.edits
+    if edits is not None and best == -math.inf:
+        masked = edits.dead_end(sequence.output)
+        if masked is not None:
+            return masked
+    return EngineFailure("no token can be drawn: logits are not finite")
 
 
 def finish_reason(group: Group, token_id: int, num_tokens: int) -> FinishReason | None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.core.errors import InvalidRequest
 from paceline.core.sampling import SamplingParams
 from paceline.engine.bad_words import BadWords
 from paceline.engine.logits_processors import PreparedCall, ProcessorTable
@@ -22,6 +23,22 @@ class RequestEdits:
     bad_words: BadWords | None
     stop_ids: Int64s  # masked before min_tokens
     processors: tuple[PreparedCall, ...]
+
+    def dead_end(self, output: Int64s) -> InvalidRequest | None:
+        """The error when no token is left after `output`; None if nothing here masks any."""
+        sampling, values = self.sampling, dict[str, object]()
+        if self.processors:
+            values["logits_processors"] = [call.name for call in self.processors]
+        if self.bad_words is not None and len(self.bad_words.banned(output)):
+            values["bad_words"] = f"{len(sampling.bad_words)} sequences"
+        if len(self.stop_ids) and len(output) < sampling.min_tokens:
+            values["min_tokens"] = sampling.min_tokens
+        if not values:
+            return None
+        field, *others = values
+        beside = f", beside {' and '.join(others)}" if others else ""
+        reason = f"leaves no token to draw at position {len(output)} of the output{beside}"
+        return InvalidRequest(field, values[field], reason)
 
     def masked_ids(self, output: Int64s) -> Int64s:
         """Ids that may not come after `output`."""

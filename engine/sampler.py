@@ -50,14 +50,14 @@ class Drawn:
     """Device tensors of one launch; `collect` waits for them."""
 
     token_ids: torch.Tensor  # [S]
-    best: torch.Tensor  # [S] largest edited logit; not finite: the row is unusable
+    best: torch.Tensor  # [S] largest edited logit; not finite: nothing can be drawn
     scores: TokenScores | None  # of the unmodified logits, whatever the sampling parameters
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
     token_ids: list[int]
-    usable: list[bool]
+    best: list[float]  # largest edited logit; -inf: all are masked; NaN, +inf: unusable
     logprobs: list[PositionLogprobs | None]
 
 
@@ -80,11 +80,10 @@ def sample(logits: torch.Tensor, batch: SampleBatch) -> Drawn:
 def collect(drawn: Drawn, batch: SampleBatch) -> Sampled:
     """The drawn tokens on the host."""
     token_ids = drawn.token_ids.tolist()
-    usable = torch.isfinite(drawn.best).tolist()
     logprobs: list[PositionLogprobs | None] = [None] * len(token_ids)
     if drawn.scores is not None:
         logprobs = position_logprobs(drawn.scores, token_ids, batch.num_logprobs.tolist())
-    return Sampled(token_ids, usable, logprobs)
+    return Sampled(token_ids, drawn.best.tolist(), logprobs)
 
 
 def _draw(

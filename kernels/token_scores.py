@@ -12,7 +12,8 @@ from paceline.kernels import native
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """Of R rows; `top_…` [R, k], best first. -inf fills up a row without so many numbers."""
+    """Of R rows; `top_…` [R, k], best first, of equals the lower id: fewer are the first of more.
+    -inf fills up a row without so many numbers."""
 
     logprobs: torch.Tensor  # [R]
     ranks: torch.Tensor  # [R] int64
@@ -58,7 +59,24 @@ def token_scores_torch(x: torch.Tensor, ids: torch.Tensor, num_top: int) -> Toke
     best = x.amax(dim=1, keepdim=True)
     normaliser = (x - best).exp_().sum(dim=1, keepdim=True).log_()
     chosen = x.gather(1, ids[:, None])
-    top, top_ids = x.topk(min(num_top, x.shape[1]), dim=1)
+    top, top_ids = _top(x, min(num_top, x.shape[1]))
     ranks = (x >= chosen).sum(dim=1)
     logprobs = (chosen - best - normaliser)[:, 0]
     return TokenScores(logprobs, ranks, top_ids, top - best - normaliser)
+
+
+def _top(x: torch.Tensor, num_top: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """topk takes any of those that equal its last number, in any order; here the lower ids win."""
+    if num_top == 0:
+        return x[:, :0], x.new_empty((len(x), 0), dtype=torch.int64)
+    top, ids = x.topk(num_top, dim=1)
+    last = top[:, -1:]
+    order = ids.argsort(dim=1)
+    order = order.gather(1, top.gather(1, order).argsort(dim=1, descending=True, stable=True))
+    top, ids = top.gather(1, order), ids.gather(1, order)
+    all_ids = torch.arange(x.shape[1], dtype=torch.int32, device=x.device)
+    equals = torch.where(x == last, all_ids, x.shape[1] - 1)
+    equals = equals.topk(num_top, dim=1, largest=False, sorted=True).values.long()
+    num_above = (top > last).sum(dim=1, keepdim=True)
+    places = torch.arange(num_top, device=x.device) - num_above
+    return top, torch.where(places < 0, ids, equals.gather(1, places.clamp(min=0)))

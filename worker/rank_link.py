@@ -106,6 +106,11 @@ class RankLink:
                 message = [number.to_bytes(8, "little"), self._encoder.encode(call)]
                 await self._pool.send_multipart(message)
                 return await future
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if self._is_closed and task is not None and not task.cancelling():
+                    raise _stopped() from None  # not the caller: the socket has given the send up
+                raise
             finally:
                 del self._calls[number]
 
@@ -124,6 +129,7 @@ class RankLink:
         for future in list(self._calls.values()):
             if not future.done():
                 future.set_exception(_stopped())
+                future.exception()  # seen: its caller may still be sending, or be cancelled
         self._steps.close()
         self._context.destroy(linger=0)
         self.hide()

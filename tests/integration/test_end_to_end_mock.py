@@ -9,15 +9,29 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import grpc
 import httpx
 import pytest
 
 from benchmarks.answer import Answer
-from benchmarks.deployment import NOTHING, deployment, mock_model, settle, workers_total
+from benchmarks.deployment import (
+    NOTHING,
+    deployment,
+    mock_model,
+    scrape,
+    settle,
+    total,
+    workers_total,
+)
 from benchmarks.loadgen import Call, send, send_all
 from paceline.cli.cluster import Cluster
 from paceline.core import metrics as names
+from paceline.core.errors import InvalidRequest
 from paceline.core.sampling import LogitsProcessorCall
+from paceline.rpc.status import error_of
+from paceline.v1.common_pb2 import LogitsProcessor, TokenIds
+from paceline.v1.generate_pb2 import GenerateRequest
+from paceline.v1.generate_pb2_grpc import GenerateServiceStub
 from tests.support.end_to_end import Alone, prompt, streaming
 
 STEP_S = 0.005
@@ -150,6 +164,33 @@ def test_a_processor_that_nobody_registered_is_refused(split: Split, model: Path
     answer = split.send(call)
     assert answer.status == 400
     assert "is not registered" in str(answer.error)
+
+
+@pytest.mark.parametrize("length", [1, 3])
+def test_a_request_that_forbids_every_token_fails_once(split: Split, length: int) -> None:
+    """At the first token or later: another worker would find none either."""
+    request = GenerateRequest(
+        tokens=TokenIds(ids=prompt(40, salt=22)),
+        n=2,
+        bad_token_ids=[TokenIds(ids=[301] * length)],
+        logits_processors=[
+            LogitsProcessor(name="allowed_token_ids", arguments='{"token_ids": [301]}')
+        ],
+    )
+    found = []
+    with (
+        grpc.insecure_channel(split.cluster.grpc_endpoint) as channel,
+        pytest.raises(grpc.RpcError) as caught,
+    ):
+        stub = GenerateServiceStub(channel)  # type: ignore[no-untyped-call]
+        for response in stub.Generate(request, timeout=60):
+            found += response.token_ids
+    error = error_of(caught.value)
+    assert isinstance(error, InvalidRequest) and error.field == "logits_processors"
+    assert f"no token to draw at position {length - 1} of the output" in error.message
+    assert found == [301] * 2 * (length - 1)
+    assert total(scrape(split.cluster.urls["router"]), "paceline_router_replans_total") == 0
+    assert settle(split.cluster) == NOTHING
 
 
 def test_a_stop_string_across_tokens_ends_the_text_before_it(split: Split, model: Path) -> None:

@@ -244,6 +244,26 @@ def test_a_registered_processor_sees_prompt_and_output() -> None:
     assert alone(masked)[0][0] != expected[0], "what is masked stays masked"
 
 
+def test_a_processor_that_is_named_twice_is_applied_twice() -> None:
+    for calls in ((allowed(3, 17), allowed(17, 60)), (allowed(17, 60), allowed(3, 17))):
+        spec = request(prompt(20), max_tokens=9, temperature=3.0, logits_processors=calls)
+        assert set(alone(spec)[0]) == {17}
+
+
+@pytest.mark.usefixtures("shift")
+def test_processors_are_applied_in_the_order_of_each_request() -> None:
+    """In one batch, in which each has another order."""
+    lift, only = LogitsProcessorCall("shift", '{"amount": 5}'), allowed(6, 9)
+    lists = [(lift, only), (only, lift), (only, lift, lift), (lift,), (lift, lift, only)]
+    logits = torch.zeros(len(lists), VOCAB)
+    sequences = [sequence([5], [], logits_processors=calls) for calls in lists]
+    edited = applied(enumerate(sequences), logits)
+    assert edited[:, 6].tolist() == [5, 5, 10, 5, 10]
+    assert edited.isfinite().sum(dim=1).tolist() == [2, 2, 2, VOCAB, 2]
+    for i, one in enumerate(sequences):
+        assert torch.equal(applied([(0, one)], logits[i : i + 1])[0], edited[i])
+
+
 @pytest.mark.usefixtures("shift")
 def test_a_processor_that_fails_ends_its_requests_only() -> None:
     good = request(prompt(20), max_tokens=5)
@@ -286,11 +306,55 @@ def test_ids_outside_of_the_vocabulary_are_refused(sampling: dict[str, Any]) -> 
     assert "between 0 and 96" in b.failure(1).message
 
 
-def test_when_every_token_is_forbidden_the_request_fails() -> None:
-    words = tuple((i,) for i in range(VOCAB))
-    b = bench().handle(Submit(1, request(prompt(20), bad_words=words))).run()
-    assert "no token can be drawn" in b.failure(1).message
+def allowed(*token_ids: int) -> LogitsProcessorCall:
+    return LogitsProcessorCall("allowed_token_ids", json.dumps({"token_ids": token_ids}))
+
+
+DEAD_ENDS: list[tuple[dict[str, Any], int, str]] = [
+    ({"bad_words": tuple((i,) for i in range(VOCAB))}, 0, "bad_words='97 sequences'"),
+    ({"logits_processors": (allowed(9),), "bad_words": ((9,),)}, 0, "beside bad_words"),
+    ({"logits_processors": (allowed(9),), "bad_words": ((9, 9, 9),), "n": 3}, 2, "bad_words"),
+    ({"logits_processors": (allowed(EOS),), "min_tokens": 2}, 0, "beside min_tokens"),
+    (
+        {"logits_processors": (allowed(9),), "min_tokens": 2, "stop_token_ids": (9,)},
+        0,
+        "logits_processors=['allowed_token_ids']",
+    ),
+    ({"logits_processors": (allowed(9), allowed(8))}, 0, "logits_processors"),
+]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("sampling", "position", "said"), DEAD_ENDS)
+def test_a_request_that_forbids_every_token_is_at_fault_itself(
+    sampling: dict[str, Any], position: int, said: str, temperature: float
+) -> None:
+    """Another worker would find no token either; those beside it do not notice."""
+    good = request(prompt(20), max_tokens=9)
+    bad = request(prompt(20, salt=1), temperature=temperature, **sampling)
+    b = bench().handle(Submit(1, bad), Submit(2, good)).run()
+    assert b.failure(1).code is ErrorCode.INVALID_REQUEST
+    assert said in b.failure(1).message
+    assert b.failure(1).message.startswith(f"{b.failure(1).field}=")
+    assert f"leaves no token to draw at position {position} of the output" in b.failure(1).message
+    assert len(b.tokens(1)) == position
+    assert b.tokens(2) == alone(good)[0]
     b.assert_idle()
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_logits_that_are_no_numbers_are_not_the_callers_fault(value: float) -> None:
+    model = mock_model()
+    forward = model.forward
+
+    def broken(*arguments: Any) -> torch.Tensor:
+        return forward(*arguments).fill_(value)
+
+    model.forward = broken  # type: ignore[method-assign]
+    spec = request(prompt(20), bad_words=((9,),))
+    b = bench(model).handle(Submit(1, spec)).run()
+    assert b.failure(1).code is ErrorCode.INTERNAL
+    assert b.failure(1).message == "no token can be drawn: logits are not finite"
 
 
 @pytest.mark.parametrize(

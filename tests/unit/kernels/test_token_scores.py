@@ -60,6 +60,21 @@ def test_of_equal_numbers_the_first_are_best(level: int) -> None:
     assert scores.ranks.tolist() == [5000, 5000]
 
 
+@pytest.mark.parametrize("size", [1, 30, 5000])
+def test_the_best_do_not_depend_on_how_many_are_asked_for(size: int) -> None:
+    """Of logits with few different values; the neighbours of a request may ask for more."""
+    x = torch.randint(-2, 3, (6, size), generator=torch.Generator().manual_seed(size)).float()
+    x[0, ::2] = -torch.inf
+    x[1] = 0
+    x[2, size // 2] = 9
+    ids = torch.zeros(6, dtype=torch.int64)
+    order = x.argsort(dim=1, descending=True, stable=True)
+    for num_top in range(min(size, 20) + 1):
+        for scores in all_scores(x, ids, num_top):
+            assert torch.equal(scores.top_ids, order[:, :num_top])
+            assert scores.top_logprobs.shape == (6, num_top)
+
+
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 def test_unusable_rows_spoil_no_others(value: float, level: int) -> None:

@@ -1,6 +1,7 @@
 """The front's end of the link to its rank, against a peer that answers as the pool thread does."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -58,6 +59,21 @@ async def test_close_fails_every_call(link: RankLink, pool: zmq.asyncio.Socket) 
     await link.close()
     failures = await asyncio.gather(*calls, return_exceptions=True)
     assert all(isinstance(failure, Unavailable) for failure in failures)
+
+
+async def test_close_fails_calls_that_were_not_sent_yet(link: RankLink) -> None:
+    """Nobody has connected: nothing leaves. No failure stays behind that nobody has seen."""
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, what: complaints.append(what))
+    calls = [asyncio.create_task(link.call(Unpin([]))) for _ in range(3)]
+    await asyncio.sleep(0)
+    calls[0].cancel()
+    await link.close()
+    first, *others = await asyncio.gather(*calls, return_exceptions=True)
+    assert isinstance(first, asyncio.CancelledError)
+    assert all(isinstance(failure, Unavailable) for failure in others)
+    gc.collect()
+    assert not complaints
 
 
 async def test_a_cancelled_close_stays_cancelled(link: RankLink) -> None:
