@@ -6,8 +6,14 @@ drop. Both versions of cgroups are read.
 """
 
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
+from paceline.core import cgroups
+
+_NAMES = {  # by version: the limit, what is used, and what of it is cache
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("memory.max", "memory.current", "inactive_file"),
+}
 _NO_LIMIT = 1 << 60  # version 1 writes "none" as a number near 2^63
 
 
@@ -21,26 +27,18 @@ def available_bytes(root: Path = Path("/")) -> int | None:
 
 def _cgroup_rooms(root: Path) -> Iterator[int]:
     """What each limited cgroup above this process leaves."""
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        base = root / "sys/fs/cgroup"
-        if not controllers:
-            names = ("memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            base /= "memory"
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        else:
-            continue
-        inner = PurePosixPath(path.lstrip("/"))
-        for part in (inner, *inner.parents):  # in a container only the last may be there
-            room = _room(base / part, *names)
-            if room is not None:
-                yield room
+    for version, folder in cgroups.folders("memory", root):
+        room = _room(folder, *_NAMES[version])
+        if room is not None:
+            yield room
 
 
 def _room(folder: Path, limit_name: str, usage_name: str, cache_name: str) -> int | None:
     """Cached files that nobody used lately count as free: the kernel drops them first."""
-    limit, usage = _read(folder / limit_name).strip(), _read(folder / usage_name).strip()
+    limit, usage = (
+        cgroups.read(folder / limit_name).strip(),
+        cgroups.read(folder / usage_name).strip(),
+    )
     if not limit.isdigit() or not usage.isdigit() or int(limit) >= _NO_LIMIT:
         return None
     cached = _read_table(folder / "memory.stat", " ").get(cache_name, 0)
@@ -49,13 +47,6 @@ def _room(folder: Path, limit_name: str, usage_name: str, cache_name: str) -> in
 
 def _read_table(path: Path, separator: str) -> dict[str, int]:
     """Lines of a name, `separator` and a number."""
-    rows = (line.partition(separator) for line in _read(path).splitlines())
+    rows = (line.partition(separator) for line in cgroups.read(path).splitlines())
     words = {name: rest.split() for name, _, rest in rows}
     return {name: int(rest[0]) for name, rest in words.items() if rest and rest[0].isdigit()}
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

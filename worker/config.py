@@ -46,7 +46,7 @@ class WorkerConfig:
         256, "Output tokens that an admitted request has room for in any case; 0: none."
     )
     step_time_ms: float = setting(100.0, "Time that a step with prefill in it aims at.")
-    num_threads: int = setting(0, "Compute threads of the rank; 0: as many as cores.")
+    num_threads: int = setting(0, "Compute threads of the rank; 0: one for each core it may use.")
     transports: tuple[str, ...] = setting(
         ("auto",), "Transports to export and to read with, best first."
     )

@@ -20,6 +20,7 @@ import zmq
 
 from paceline.core import keys, logs
 from paceline.core.errors import ErrorCode, PacelineError
+from paceline.core.host_cpus import usable_cores
 from paceline.engine.config import EngineConfig
 from paceline.engine.engine import Engine
 from paceline.engine.messages import PoolCall
@@ -147,8 +148,7 @@ def start(target: Callable[..., None], *args: object) -> None:
 
 def make_engine(config: RankConfig) -> tuple[Engine, RankReady]:
     """Raises ConfigError for a model or a setting that cannot work."""
-    if config.num_threads:
-        torch.set_num_threads(config.num_threads)
+    torch.set_num_threads(config.num_threads or usable_cores())
     dtype = config.dtype
     if dtype == "auto":
         dtype = "float32" if config.device == "cpu" else "bfloat16"
