@@ -3,9 +3,10 @@
     Progress ─ enough is committed → Pin → copy and verify (thread) → Pulled → Unpin
              └ record          → Pin rest and tail → copy → Pulled, Adopt → Unpin with the ticket
 
-A failure at any point ends the slot: with IncompatiblePeer if this worker can never read from that
-source, Overloaded if the source's pins were taken, else KvUnavailable. The router plans again; what
-was pulled stays in the prefix cache. A copy in flight is waited for, whoever ends the slot.
+A failure at any point ends the slot: with InvalidRequest if the request itself failed there,
+IncompatiblePeer if this worker can never read from that source, Overloaded if its pins were
+taken, else KvUnavailable. The router plans again, unless the request is at fault; what was pulled
+stays in the prefix cache. A copy in flight is waited for, whoever ends the slot.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ import structlog
 from paceline.core.errors import (
     EngineFailure,
     IncompatiblePeer,
+    InvalidRequest,
     KvUnavailable,
     Overloaded,
     PacelineError,
@@ -85,7 +87,9 @@ class Adoption:
             if not self._abort.is_set():
                 raise
         except grpc.aio.AioRpcError as failure:
-            self._fail(error_of(failure))
+            error = error_of(failure)
+            is_ours = isinstance(error, InvalidRequest)  # of a call, not of the request
+            self._fail(KvUnavailable(error.message) if is_ours else error)
         except PacelineError as error:
             self._fail(error)
         except Exception:
@@ -99,7 +103,7 @@ class Adoption:
         if self._abort.is_set():
             return
         self._session.metrics.failures.inc()
-        if not isinstance(error, IncompatiblePeer | Overloaded):
+        if not isinstance(error, IncompatiblePeer | InvalidRequest | Overloaded):
             error = KvUnavailable(f"hand-off: {error.message}")
         self._session.end(self._slot, error)
 
