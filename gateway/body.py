@@ -13,7 +13,9 @@ from paceline.gateway.openai_types import NEUTRAL, SamplingFields
 
 R = TypeVar("R", bound=SamplingFields)
 
+_MAX_CHARS = 100  # of a caller's own words in our answer
 _UNKNOWN_FIELD = re.compile(r"unknown field `(.*?)`")
+_TOO_LONG = re.compile(r"^Expected `int` [<>]= |^Integer value out of range")
 _AT = re.compile(r" - at (?:`key` in )?`\$\.?(.*?)`$")
 _MISSING = re.compile(r"missing required field `(.*?)`")
 
@@ -86,17 +88,19 @@ def _invalid_body(reason: str) -> InvalidRequest:
 
 def _invalid_field(text: str) -> InvalidRequest:
     """msgspec's message in OpenAI's words, with the field as `param`."""
-    error = InvalidRequest("body", "…", text)
+    error = InvalidRequest("body", "…", "")
     place = _AT.search(text)
-    error.field = place.group(1) if place else None
+    error.field = place.group(1)[:_MAX_CHARS] if place else None
     if unknown := _UNKNOWN_FIELD.search(text):
-        error.field = unknown.group(1)
+        error.field = unknown.group(1)[:_MAX_CHARS]
         error.message = f"Unrecognized request argument supplied: {error.field}"
     elif missing := _MISSING.search(text):
         name = missing.group(1)
         error.field = f"{error.field}.{name}" if error.field else name
         error.message = f"Missing required parameter: '{error.field}'."
+    elif _TOO_LONG.search(text):
+        error.message = f"Invalid value for '{error.field}': must fit in 64 bits with its sign."
     else:
         what = f"'{error.field}'" if error.field else "the request body"
-        error.message = f"Invalid type for {what}: {_AT.sub('', text)}."
+        error.message = f"Invalid type for {what}: {_AT.sub('', text)[:_MAX_CHARS]}."
     return error

@@ -14,7 +14,12 @@ from paceline.gateway.logprobs import checked_count
 from paceline.gateway.openai_types import ChatMessage, ChatRequest, ContentPart
 from paceline.gateway.prepared import PreparedRequest, answer_options, wishes_of
 from paceline.gateway.prompt_logprobs import PromptLogprobsText
-from paceline.gateway.sampling_intake import checked_priority, sampling_params, stop_automata
+from paceline.gateway.sampling_intake import (
+    check_prompt_logprobs,
+    checked_priority,
+    sampling_params,
+    stop_automata,
+)
 from paceline.gateway.serving import Serving
 
 DECODER = msgspec.json.Decoder(ChatRequest)
@@ -36,6 +41,7 @@ async def prepare_chat(
     messages = _template_messages(request.messages, has_developer=serving.text.has_developer_role)
     room = ContextRoom(model.context_length, "messages", max_tokens)
     prompt = await serving.prompts.of_chat(messages, model, room)
+    check_prompt_logprobs(params, len(prompt.token_ids), serving.config.max_prompt_logprobs)
     max_tokens = room.max_tokens_after(len(prompt.token_ids))
     params = dataclasses.replace(params, max_tokens=max_tokens)
     answer = ChatAnswer(

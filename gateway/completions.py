@@ -14,7 +14,12 @@ from paceline.gateway.openai_types import CompletionRequest
 from paceline.gateway.prepared import PreparedRequest, answer_options, wishes_of
 from paceline.gateway.prompt_logprobs import PromptLogprobsText
 from paceline.gateway.prompts import Content
-from paceline.gateway.sampling_intake import checked_priority, sampling_params, stop_automata
+from paceline.gateway.sampling_intake import (
+    check_prompt_logprobs,
+    checked_priority,
+    sampling_params,
+    stop_automata,
+)
 from paceline.gateway.serving import Serving
 from paceline.v1.control_pb2 import ModelInfo
 
@@ -37,8 +42,12 @@ async def prepare_completion(
         reason = f"with {len(contents)} prompts there may be {MAX_CHOICES} choices in all"
         raise InvalidRequest("n", params.n, reason)
     room = completion_room(model, wishes.max_tokens)
+    prompts = await serving.prompts.of_contents(contents, model, room)
+    num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+    limit = serving.config.max_prompt_logprobs
+    check_prompt_logprobs(params, num_tokens, limit, num_copies=params.n)
     jobs = []
-    for index, prompt in enumerate(await serving.prompts.of_contents(contents, model, room)):
+    for index, prompt in enumerate(prompts):
         max_tokens = room.max_tokens_after(len(prompt.token_ids))
         fitted = dataclasses.replace(params, max_tokens=max_tokens)
         jobs.append(Job(model, prompt, fitted, stops, priority, first_choice=index * params.n))

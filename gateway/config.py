@@ -34,6 +34,11 @@ class GatewayConfig:
     render_timeout_s: float = setting(2.0, "Longest time that a chat template may take.")
     max_stop_strings: int = setting(4, "Most stop strings of a request.")
     max_prompts: int = setting(32, "Most prompts of one completions request.")
+    max_prompt_logprobs: int = setting(
+        1 << 18,
+        "Most log probabilities of prompts in an answer: prompt tokens times (prompt_logprobs + 1),"
+        " in a completion times n.",
+    )
     max_concurrent_requests: int = setting(1024, "Requests served at once; more get 429.")
     max_pending_emissions: int = setting(
         2048, "Steps that a slow client may lag behind before its request is cancelled."

@@ -15,6 +15,7 @@ from paceline.gateway.jobs import Job
 from paceline.gateway.logprobs import checked_count
 from paceline.gateway.sampling_intake import (
     SamplingWishes,
+    check_prompt_logprobs,
     checked_priority,
     sampling_params,
     stop_automata,
@@ -74,7 +75,9 @@ class GenerateService(GenerateServiceServicer):
         content = tokens if request.WhichOneof("prompt") == "tokens" else request.text
         room = completion_room(model, wishes.max_tokens)
         (prompt,) = await self._serving.prompts.of_contents([content], model, room)
-        max_tokens = room.max_tokens_after(len(prompt.token_ids))
+        num_tokens = len(prompt.token_ids)
+        check_prompt_logprobs(params, num_tokens, self._serving.config.max_prompt_logprobs)
+        max_tokens = room.max_tokens_after(num_tokens)
         params = dataclasses.replace(params, max_tokens=max_tokens)
         return Job(model, prompt, params, stops, priority)
 

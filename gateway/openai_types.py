@@ -4,10 +4,12 @@ Fields of three kinds: served ones; harmless ones, accepted and ignored (_Ignore
 that are not supported yet (_Unsupported), accepted only with the value that means "off".
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
+# Longer ones of JSON have no use here, and Python prints none of more than 4300 digits.
+Integer = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
@@ -76,38 +78,38 @@ class SamplingFields(_Unsupported, kw_only=True):
     model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: int | None = None
+    n: Integer | None = None
     temperature: float | None = None
     top_p: float | None = None
-    seed: int | None = None
+    seed: int | None = None  # with or without a sign
     stop: str | list[str] | None = None
-    max_tokens: int | None = None
-    logit_bias: dict[int, float] | None = None
+    max_tokens: Integer | None = None
+    logit_bias: dict[Integer, float] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    top_k: int | None = None
-    min_tokens: int | None = None
+    top_k: Integer | None = None
+    min_tokens: Integer | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
-    priority: int | None = None
+    stop_token_ids: list[Integer] | None = None
+    priority: Integer | None = None
     min_p: float | None = None
     typical_p: float | None = None
     repetition_penalty: float | None = None
     bad_words: list[str] | None = None
-    prompt_logprobs: int | None = None
+    prompt_logprobs: Integer | None = None
     logits_processors: list[str | LogitsProcessorField] | None = None
 
 
 class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     messages: list[ChatMessage]
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Integer | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Integer | None = None
 
 
 class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
-    prompt: str | list[str | int | list[int]]
-    logprobs: int | None = None
+    prompt: str | list[str | Integer | list[Integer]]
+    logprobs: Integer | None = None
 
 
 # Values that mean "off"; None always does.

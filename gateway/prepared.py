@@ -74,4 +74,9 @@ def wishes_of(
 def _processor_call(field: str | LogitsProcessorField) -> LogitsProcessorCall:
     if isinstance(field, str):
         return LogitsProcessorCall(field)
-    return LogitsProcessorCall(field.name, bytes(field.arguments).decode())
+    try:
+        arguments = bytes(field.arguments).decode()  # raw: the decoder has not looked at its text
+    except UnicodeDecodeError:
+        reason = "arguments must be valid UTF-8"
+        raise InvalidRequest("logits_processors", field.name, reason) from None
+    return LogitsProcessorCall(field.name, arguments)

@@ -93,6 +93,21 @@ def stop_automata(stop: tuple[str, ...], max_stop_strings: int) -> tuple[StopAut
     return tuple(StopAutomaton(text) for text in stop)
 
 
+def check_prompt_logprobs(
+    params: SamplingParams, num_prompt_tokens: int, limit: int, *, num_copies: int = 1
+) -> None:
+    """An answer holds them all, `num_copies` times: a short list of ids would become megabytes."""
+    asked = params.num_prompt_logprobs
+    num_values = num_prompt_tokens * (asked + 1) * num_copies
+    if asked >= 0 and num_values > limit:
+        times = f" and {num_copies} choices" if num_copies > 1 else ""
+        reason = (
+            f"with {num_prompt_tokens} prompt tokens{times} that is {num_values} values in an "
+            f"answer; at most {limit}"
+        )
+        raise InvalidRequest("prompt_logprobs", asked, reason)
+
+
 def checked_priority(priority: int | None) -> int:
     value = priority or 0
     if not -_INT32 <= value < _INT32:

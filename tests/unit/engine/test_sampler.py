@@ -212,6 +212,16 @@ def test_sglang_5984_only_finite_logprobs_and_nan_spoils_one_row(temperature: fl
     assert result.logprobs[0] is not None and result.logprobs[0].top == [(7, 0.0)]
 
 
+@pytest.mark.parametrize("name", ["temperature", "top_p", "typical_p", "min_p"])
+def test_the_smallest_numbers_that_a_request_may_send(name: str) -> None:
+    """They are 0 in float32, which is what is computed with."""
+    logits = logits_of(3, vocab=500)
+    result = draw(logits, batch(3, **{name: np.full(3, 1e-46, np.float32)}))
+    assert all(math.isfinite(best) for best in result.best)
+    if name in ("temperature", "top_p"):
+        assert result.token_ids == logits.argmax(dim=1).tolist()
+
+
 def test_tiny_temperatures_are_greedy() -> None:
     logits = logits_of(4)
     result = draw(logits, batch(4, temperature=1e-40))

@@ -28,6 +28,14 @@ def with_message(**fields: Any) -> bytes:
 
 DEEP = b"[" * 200_000 + b"]" * 200_000
 TOO_LONG = "x" * (CONTEXT_LENGTH + 1)
+FITS = "must fit in 64 bits"
+
+
+def integer(path: str, field: str, digits: int) -> bytes:
+    body = chat() if path == CHAT else complete()
+    return body[:-1] + f',"{field}":{"9" * digits}}}'.encode()
+
+
 # name: (path, body, param, what the message says)
 CASES: dict[str, tuple[str, bytes, str | None, str]] = {
     # https://github.com/vllm-project/vllm/issues/7632
@@ -37,7 +45,8 @@ CASES: dict[str, tuple[str, bytes, str | None, str]] = {
     "one empty prompt": (COMPLETIONS, complete(prompt=["a", ""]), "prompt", "must not be empty"),
     "negative id": (COMPLETIONS, complete(prompt=[-1]), "prompt", "between 0 and 259"),
     "id of no token": (COMPLETIONS, complete(prompt=[260]), "prompt", "between 0 and 259"),
-    "huge id": (COMPLETIONS, complete(prompt=[2**70]), "prompt", "between 0 and 259"),
+    "huge id": (COMPLETIONS, complete(prompt=[2**70]), "prompt[0]", FITS),
+    "huge id of several": (COMPLETIONS, complete(prompt=[[1, 2**63]]), "prompt[0][1]", FITS),
     "special only": (COMPLETIONS, complete(prompt="<|end|>"), "prompt", "special tokens"),
     "special id only": (COMPLETIONS, complete(prompt=[256, 257]), "prompt", "special tokens"),
     "mixed prompts": (COMPLETIONS, complete(prompt=["a", 1]), "prompt", "mixture"),
@@ -51,7 +60,22 @@ CASES: dict[str, tuple[str, bytes, str | None, str]] = {
     "chat beyond the context": (CHAT, with_message(content=TOO_LONG), "messages", "context"),
     "max_tokens 0": (CHAT, chat(max_tokens=0), "max_tokens", "at least 1"),
     "max_tokens negative": (CHAT, chat(max_tokens=-1), "max_tokens", "at least 1"),
-    "max_tokens huge": (CHAT, chat(max_tokens=2**80), "max_tokens", "at most"),
+    "max_tokens huge": (CHAT, chat(max_tokens=2**63 - 1), "max_tokens", "at most"),
+    **{
+        f"{digits} digits in {field}": (path, integer(path, field, digits), field, FITS)
+        for path, field in (
+            *((CHAT, field) for field in ("n", "max_tokens", "max_completion_tokens", "top_k")),
+            *((CHAT, field) for field in ("min_tokens", "priority", "prompt_logprobs")),
+            *((CHAT, "top_logprobs"), (COMPLETIONS, "logprobs"), (COMPLETIONS, "max_tokens")),
+        )
+        for digits in (20, 400, 4300, 5000)
+    },
+    "4300 digits in seed": (CHAT, integer(CHAT, "seed", 4300), "seed", "64 bits"),
+    "5000 digits in seed": (CHAT, integer(CHAT, "seed", 5000), "seed", "64 bits"),
+    "4300 digits in best_of": (CHAT, integer(CHAT, "best_of", 4300), "best_of", "not supported"),
+    "400 digits in temperature": (CHAT, integer(CHAT, "temperature", 400), "temperature", "range"),
+    "huge stop token": (CHAT, chat(stop_token_ids=[2**64]), "stop_token_ids[0]", FITS),
+    "huge bias": (CHAT, chat(logit_bias={str(10**4000): 1}), "logit_bias", FITS),
     "max_completion_tokens 0": (CHAT, chat(max_completion_tokens=0), "max_tokens", "at least 1"),
     "min_tokens above": (CHAT, chat(min_tokens=9, max_tokens=8), "min_tokens", "which is 8"),
     "temperature NaN": (CHAT, chat(temperature=float("nan")), None, "not valid JSON"),
@@ -132,8 +156,22 @@ CASES: dict[str, tuple[str, bytes, str | None, str]] = {
         "logits_processors",
         "JSON object",
     ),
+    "processor with invalid UTF-8": (
+        CHAT,
+        chat()[:-1] + b',"logits_processors":[{"name":"x","arguments":{"a":"\xff"}}]}',
+        "logits_processors",
+        "valid UTF-8",
+    ),
+    "processor with 5000 digits": (
+        CHAT,
+        chat()[:-1] + b',"logits_processors":[{"name":"x","arguments":{"a":%b}}]}' % (b"9" * 5000),
+        "logits_processors",
+        "JSON object",
+    ),
     # https://github.com/janhq/jan/issues/6254
     "messages empty": (CHAT, chat(messages=[]), "messages", "must not be empty"),
+    "long unknown field": (CHAT, chat(**{"x" * 900_000: 1}), "x" * 100, "Unrecognized"),
+    "long role": (CHAT, with_message(role="r" * 900_000), "messages[0].role", "Invalid enum"),
     "unknown role": (CHAT, with_message(role="robot"), "messages[0].role", "robot"),
     "content null": (CHAT, with_message(content=None), "messages[0].content", "must be a string"),
     "content empty": (CHAT, with_message(content=[]), "messages[0].content", "must be a string"),
@@ -170,7 +208,7 @@ async def test_a_bad_request_gets_a_clear_answer(deployment: Deployment, name: s
     assert response.status_code == (404 if name == "unknown model" else 400), response.text
     error = response.json()["error"]
     assert error["type"] == "invalid_request_error" and error["param"] == param
-    assert message in error["message"] and len(error["message"]) < 500
+    assert message in error["message"] and len(error["message"]) < 300
     assert (await good).json()["choices"][0]["message"]["content"] == "undisturbed"
     assert len(deployment.router.submissions) == 1  # nothing of the bad one was sent
 

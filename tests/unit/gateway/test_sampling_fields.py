@@ -1,13 +1,16 @@
 """Fields of sampling on their way from HTTP and gRPC to a router, and a prompt's logprobs back."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
 
+import grpc
 import pytest
 
 from paceline.gateway.bad_words import bad_word_ids
 from paceline.rpc.channel import connect
+from paceline.rpc.convert import sampling_from_proto
 from paceline.v1.common_pb2 import (
     LogitsProcessor,
     PositionLogprobs,
@@ -75,6 +78,39 @@ async def test_all_fields_reach_the_router_the_same_way(deployment: Deployment) 
         plain, other = sampling.logits_processors
         assert (plain.name, plain.arguments) == ("plain", "{}")
         assert other.name == "other" and other.arguments.replace(" ", "") == '{"a":[1,"ü"]}'
+
+
+SMALLEST = {"repetition_penalty": 1e-6, "top_p": 1e-46, "typical_p": 5e-324, "temperature": 1e-50}
+BEYOND = {
+    "repetition_penalty": 1e6 * (1 + 1e-15),
+    "top_p": 1 + 1e-15,
+    "typical_p": -1e-50,
+    "temperature": 100.00000000001,
+    "min_p": -1e-50,
+    "presence_penalty": 2.0000000000001,
+    "frequency_penalty": -2.0000000000001,
+}
+
+
+async def test_numbers_are_compared_as_they_are_sent(deployment: Deployment) -> None:
+    """Not as float32, whose 1e-6 lies below the bound."""
+    response = await deployment.complete(**SMALLEST)
+    assert response.status_code == 200, response.text
+    await generate(deployment, **SMALLEST)
+    assert len(deployment.router.submissions) == 2
+    for submission in deployment.router.submissions:
+        sampling = sampling_from_proto(submission.request.sampling)
+        assert {name: getattr(sampling, name) for name in SMALLEST} == SMALLEST
+
+
+@pytest.mark.parametrize("name", BEYOND)
+async def test_a_refusal_names_the_number_that_was_sent(deployment: Deployment, name: str) -> None:
+    fields = {name: BEYOND[name]}
+    error = (await deployment.complete(**fields)).json()["error"]
+    assert error["param"] == name and error["message"].startswith(f"{name}={BEYOND[name]!r}: must")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await generate(deployment, **fields)
+    assert caught.value.details() == error["message"]
 
 
 async def test_what_is_not_given_is_off(deployment: Deployment) -> None:
@@ -150,6 +186,31 @@ async def test_parts_that_an_attempt_repeats_count_once(deployment: Deployment) 
     streamed = [r.prompt_logprobs for r in responses if r.HasField("prompt_logprobs")]
     assert [(p.first_position, len(p.positions)) for p in streamed] == [(1, 2), (3, 1), (4, 1)]
     assert [bytes(r.token_ids) for r in responses if r.token_ids] == [b"x"]
+
+
+async def test_prompt_logprobs_of_an_answer_are_bounded(deployment: Deployment) -> None:
+    """Ids of 4 bytes would come back as 1.4 KB each, in every choice of a completion."""
+    limited = dataclasses.replace(deployment.gateway.serving.config, max_prompt_logprobs=240)
+    deployment.gateway.serving.config, config = limited, deployment.gateway.serving.config
+    try:
+        refused = [
+            await deployment.complete([[1] * 20, [2] * 20, [3]], prompt_logprobs=5),
+            await deployment.complete([1] * 41, prompt_logprobs=1, n=3),
+            await deployment.chat("x" * 81, prompt_logprobs=2),
+        ]
+        with pytest.raises(grpc.aio.AioRpcError, match="prompt_logprobs=5: with 41 prompt tokens"):
+            await generate(deployment, tokens=TokenIds(ids=[1] * 41), num_prompt_logprobs=5)
+        assert not deployment.router.submissions
+        assert (await deployment.complete([[1] * 20] * 2, prompt_logprobs=5)).status_code == 200
+        assert (await deployment.complete([1] * 40, prompt_logprobs=1, n=3)).status_code == 200
+        assert (await deployment.complete([[1] * 200] * 9)).status_code == 200
+        assert await generate(deployment, tokens=TokenIds(ids=[1] * 40), num_prompt_logprobs=5)
+    finally:
+        deployment.gateway.serving.config = config
+    messages = [response.json()["error"]["message"] for response in refused]
+    assert messages[0].startswith("prompt_logprobs=5: with 41 prompt tokens that is 246 values")
+    assert "with 41 prompt tokens and 3 choices that is 246 values" in messages[1]
+    assert [response.status_code for response in refused] == [400] * 3
 
 
 async def test_a_missing_part_fails_the_request(deployment: Deployment) -> None:

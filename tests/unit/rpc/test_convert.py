@@ -12,23 +12,23 @@ PARAMS = st.builds(
     SamplingParams,
     max_tokens=st.integers(10, 2**31),
     min_tokens=st.integers(0, 10),
-    temperature=st.floats(0, 100, width=32),
+    temperature=st.floats(0, 100),
     top_k=st.integers(0, 2**31),
-    top_p=st.floats(0.125, 1, width=32),
+    top_p=st.floats(0, 1, exclude_min=True),
     seed=st.integers(0, 2**64 - 1),
     n=st.integers(1, 128),
     stop_token_ids=st.lists(st.integers(0, 2**31), max_size=4).map(tuple),
     ignore_eos=st.booleans(),
     num_logprobs=st.integers(-1, 20),
     num_prompt_logprobs=st.integers(-1, 20),
-    min_p=st.floats(0, 1, width=32),
-    typical_p=st.floats(0.125, 1, width=32),
-    repetition_penalty=st.floats(0.5, 100, width=32),
-    presence_penalty=st.floats(-2, 2, width=32),
-    frequency_penalty=st.floats(-2, 2, width=32),
-    logit_bias=st.dictionaries(
-        st.integers(0, 2**31), st.floats(-100, 100, width=32), max_size=4
-    ).map(lambda bias: tuple(sorted(bias.items()))),
+    min_p=st.floats(0, 1),
+    typical_p=st.floats(0, 1, exclude_min=True),
+    repetition_penalty=st.floats(1e-6, 1e6),
+    presence_penalty=st.floats(-2, 2),
+    frequency_penalty=st.floats(-2, 2),
+    logit_bias=st.dictionaries(st.integers(0, 2**31), st.floats(-100, 100), max_size=4).map(
+        lambda bias: tuple(sorted(bias.items()))
+    ),
     bad_words=st.lists(
         st.lists(st.integers(0, 2**31), min_size=1, max_size=4).map(tuple), max_size=3
     ).map(tuple),
