@@ -15,6 +15,7 @@ from paceline.gateway.openai_types import ChatMessage, ChatRequest, ContentPart
 from paceline.gateway.prepared import PreparedRequest, answer_options, wishes_of
 from paceline.gateway.prompt_logprobs import PromptLogprobsText
 from paceline.gateway.sampling_intake import (
+    check_logprobs,
     check_prompt_logprobs,
     checked_priority,
     sampling_params,
@@ -44,6 +45,9 @@ async def prepare_chat(
     check_prompt_logprobs(params, len(prompt.token_ids), serving.config.max_prompt_logprobs)
     max_tokens = room.max_tokens_after(len(prompt.token_ids))
     params = dataclasses.replace(params, max_tokens=max_tokens)
+    if not request.stream:
+        limit = serving.config.max_answer_logprobs
+        check_logprobs("top_logprobs", params, params.n * max_tokens, limit)
     answer = ChatAnswer(
         AnswerHead("chatcmpl", model.name),
         params.n,

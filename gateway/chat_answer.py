@@ -7,7 +7,7 @@ import orjson
 from paceline.gateway.answer import SSE_DONE, AnswerHead, frame_tail, timing, usage, usage_frame
 from paceline.gateway.choice import Choice, Delta
 from paceline.gateway.generation import Generation
-from paceline.gateway.logprobs import TokenBytes, chat_entries
+from paceline.gateway.logprobs import ChatLogprobs, TokenBytes
 from paceline.gateway.prompt_logprobs import PromptLogprobsText
 
 _CHUNK = "chat.completion.chunk"
@@ -38,7 +38,7 @@ class ChatAnswer:
         ]
         self._begun = [False] * num_choices
         self._texts: list[list[str]] = [[] for _ in range(num_choices)]
-        self._entries: list[list[dict[str, Any]]] = [[] for _ in range(num_choices)]
+        self._logprobs = [ChatLogprobs(token_bytes or bytes) for _ in range(num_choices)]
         self._finish: list[str | None] = [None] * num_choices
 
     def frames(self, choice: Choice, delta: Delta) -> bytes:
@@ -62,7 +62,7 @@ class ChatAnswer:
             return
         self._texts[choice.index].append(delta.text)
         if self._token_bytes is not None:
-            self._entries[choice.index] += chat_entries(delta, self._token_bytes)
+            self._logprobs[choice.index].add(delta)
         if delta.finish is not None:
             self._finish[choice.index] = delta.finish.value
 
@@ -76,13 +76,11 @@ class ChatAnswer:
 
     def _whole_choice(self, index: int) -> dict[str, Any]:
         text = "".join(self._texts[index])
-        logprobs = None
-        if self._token_bytes is not None:
-            logprobs = {"content": self._entries[index], "refusal": None}
+        has_logprobs = self._token_bytes is not None
         return {
             "index": index,
             "message": {"role": "assistant", "content": text, "refusal": None},
-            "logprobs": logprobs,
+            "logprobs": self._logprobs[index].content() if has_logprobs else None,
             "finish_reason": self._finish[index],
         }
 
@@ -95,8 +93,9 @@ class ChatAnswer:
     def _content_frame(self, index: int, delta: Delta) -> bytes:
         logprobs = b"null"
         if self._token_bytes is not None:
-            entries = chat_entries(delta, self._token_bytes)
-            logprobs = orjson.dumps({"content": entries, "refusal": None})
+            entries = ChatLogprobs(self._token_bytes)
+            entries.add(delta)
+            logprobs = orjson.dumps(entries.content())
         return b"".join(
             (
                 self._starts[index],

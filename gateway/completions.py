@@ -15,6 +15,7 @@ from paceline.gateway.prepared import PreparedRequest, answer_options, wishes_of
 from paceline.gateway.prompt_logprobs import PromptLogprobsText
 from paceline.gateway.prompts import Content
 from paceline.gateway.sampling_intake import (
+    check_logprobs,
     check_prompt_logprobs,
     checked_priority,
     sampling_params,
@@ -51,6 +52,9 @@ async def prepare_completion(
         max_tokens = room.max_tokens_after(len(prompt.token_ids))
         fitted = dataclasses.replace(params, max_tokens=max_tokens)
         jobs.append(Job(model, prompt, fitted, stops, priority, first_choice=index * params.n))
+    if not request.stream:
+        num_tokens = sum(job.params.n * job.params.max_tokens for job in jobs)
+        check_logprobs("logprobs", params, num_tokens, serving.config.max_answer_logprobs)
     answer = CompletionAnswer(
         AnswerHead("cmpl", model.name),
         len(jobs) * params.n,

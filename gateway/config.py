@@ -39,6 +39,11 @@ class GatewayConfig:
         "Most log probabilities of prompts in an answer: prompt tokens times (prompt_logprobs + 1),"
         " in a completion times n.",
     )
+    max_answer_logprobs: int = setting(
+        1 << 19,
+        "Most log probabilities of tokens in an answer that is not streamed: max_tokens times n"
+        " times (top_logprobs + 1).",
+    )
     max_concurrent_requests: int = setting(1024, "Requests served at once; more get 429.")
     max_pending_emissions: int = setting(
         2048, "Steps that a slow client may lag behind before its request is cancelled."

@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import orjson
+
 from paceline.core.errors import InvalidRequest
 from paceline.core.sampling import MAX_TOP_LOGPROBS
 from paceline.gateway.choice import Delta
@@ -31,29 +33,64 @@ def checked_count(field: str, count: int) -> int:
     return count
 
 
+class JsonList:
+    """A list encoded part by part: as objects it would take several times the memory, and to encode
+    all of it at once would hold up the event loop."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+
+    def extend(self, items: list[Any]) -> None:
+        if items:
+            self._parts.append(orjson.dumps(items)[1:-1])
+
+    def content(self) -> orjson.Fragment:
+        return orjson.Fragment(b"[" + b",".join(self._parts) + b"]")
+
+
+class ChatLogprobs:
+    """{content, refusal} of a choice, one entry a token."""
+
+    def __init__(self, token_bytes: TokenBytes) -> None:
+        self._token_bytes = token_bytes
+        self._entries = JsonList()
+
+    def add(self, delta: Delta) -> None:
+        self._entries.extend(chat_entries(delta, self._token_bytes))
+
+    def content(self) -> dict[str, Any]:
+        return {"content": self._entries.content(), "refusal": None}
+
+
 class CompletionLogprobs:
     """{tokens, token_logprobs, top_logprobs, text_offset}: parallel lists, as in the old API."""
 
     def __init__(self, token_bytes: TokenBytes) -> None:
         self._token_bytes = token_bytes
-        self._tokens: list[str] = []
-        self._logprobs: list[float] = []
-        self._top: list[dict[str, float]] = []
-        self._offsets: list[int] = []
+        self._tokens = JsonList()
+        self._logprobs = JsonList()
+        self._top = JsonList()
+        self._has_top = False
+        self._offsets = JsonList()
 
     def add(self, delta: Delta) -> None:
-        for position, offset in zip(delta.logprobs, delta.text_offsets, strict=False):
-            self._tokens.append(self._name(position.chosen.token_id))
-            self._logprobs.append(finite(position.chosen.logprob))
-            self._top.append({self._name(t.token_id): finite(t.logprob) for t in position.top})
-            self._offsets.append(offset)
+        positions = delta.logprobs
+        self._tokens.extend([self._name(p.chosen.token_id) for p in positions])
+        self._logprobs.extend([finite(p.chosen.logprob) for p in positions])
+        self._top.extend(
+            [{self._name(t.token_id): finite(t.logprob) for t in p.top} for p in positions]
+        )
+        self._has_top = self._has_top or any(p.top for p in positions)
+        self._offsets.extend(delta.text_offsets[: len(positions)])
 
     def content(self) -> dict[str, Any]:
         return {
-            "tokens": self._tokens,
-            "token_logprobs": self._logprobs,
-            "top_logprobs": self._top if any(self._top) else None,
-            "text_offset": self._offsets,
+            "tokens": self._tokens.content(),
+            "token_logprobs": self._logprobs.content(),
+            "top_logprobs": self._top.content() if self._has_top else None,
+            "text_offset": self._offsets.content(),
         }
 
     def _name(self, token_id: int) -> str:

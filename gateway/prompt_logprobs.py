@@ -8,7 +8,7 @@ The first token of a prompt has none; each other has an entry for itself and for
 import orjson
 
 from paceline.core.errors import EngineFailure
-from paceline.gateway.logprobs import TokenBytes, finite
+from paceline.gateway.logprobs import JsonList, TokenBytes, finite
 from paceline.v1.common_pb2 import PositionLogprobs, PromptLogprobs
 
 
@@ -33,17 +33,18 @@ class PartOrder:
 
 
 class PromptLogprobsText:
-    """JSON, made part by part: all at once would hold up the event loop."""
+    """Encoded as its parts come."""
 
     def __init__(self, token_bytes: TokenBytes) -> None:
         self._token_bytes = token_bytes
-        self._parts = [b"null"]
+        self._entries = JsonList()
+        self._entries.extend([None])
 
     def add(self, part: PromptLogprobs) -> None:
-        self._parts.append(orjson.dumps([self._entry(p) for p in part.positions])[1:-1])
+        self._entries.extend([self._entry(p) for p in part.positions])
 
     def content(self) -> orjson.Fragment:
-        return orjson.Fragment(b"[" + b",".join(self._parts) + b"]")
+        return self._entries.content()
 
     def _entry(self, position: PositionLogprobs) -> dict[str, dict[str, object]]:
         chosen = position.chosen

@@ -108,6 +108,18 @@ def check_prompt_logprobs(
         raise InvalidRequest("prompt_logprobs", asked, reason)
 
 
+def check_logprobs(field: str, params: SamplingParams, num_tokens: int, limit: int) -> None:
+    """An answer in one piece holds those of all its `num_tokens` tokens, of all choices."""
+    asked = params.num_logprobs
+    num_values = num_tokens * (asked + 1)
+    if asked >= 0 and num_values > limit:
+        reason = (
+            f"with {num_tokens} tokens in all choices, as max_tokens allows, that is {num_values} "
+            f"values in an answer; at most {limit} without stream"
+        )
+        raise InvalidRequest(field, asked, reason)
+
+
 def checked_priority(priority: int | None) -> int:
     value = priority or 0
     if not -_INT32 <= value < _INT32:

@@ -213,6 +213,43 @@ async def test_prompt_logprobs_of_an_answer_are_bounded(deployment: Deployment) 
     assert [response.status_code for response in refused] == [400] * 3
 
 
+async def test_logprobs_of_an_answer_in_one_piece_are_bounded(deployment: Deployment) -> None:
+    """128 choices of 8192 tokens with 20 others each would be gigabytes, encoded at once."""
+    limited = dataclasses.replace(deployment.gateway.serving.config, max_answer_logprobs=240)
+    deployment.gateway.serving.config, config = limited, deployment.gateway.serving.config
+    few = {"logprobs": True, "top_logprobs": 2}
+    try:
+        refused = [
+            await deployment.chat(**few, max_tokens=41, n=2),
+            await deployment.chat(logprobs=True),  # max_tokens: what the context has left
+            await deployment.complete(["Hi", "Ho"], logprobs=3, max_tokens=31),
+        ]
+        assert not deployment.router.submissions
+        assert (await deployment.chat(**few, max_tokens=40, n=2)).status_code == 200
+        assert (await deployment.chat(**few, max_tokens=41, n=2, stream=True)).status_code == 200
+        assert (await deployment.chat(n=2)).status_code == 200
+        answer = await deployment.complete(["Hi", "Ho"], logprobs=3, max_tokens=30)
+        assert answer.status_code == 200
+        assert await generate(deployment, num_logprobs=5, max_tokens=100)
+    finally:
+        deployment.gateway.serving.config = config
+    assert [response.status_code for response in refused] == [400] * 3
+    errors = [response.json()["error"] for response in refused]
+    assert [e["param"] for e in errors] == ["top_logprobs", "top_logprobs", "logprobs"]
+    assert errors[0]["message"].startswith("top_logprobs=2: with 82 tokens in all choices")
+    assert "that is 246 values in an answer; at most 240 without stream" in errors[0]["message"]
+
+
+async def test_logprobs_of_many_steps_make_one_list(deployment: Deployment) -> None:
+    deployment.router.reply = lambda request: bytes_reply(b"Hello")
+    chat = (await deployment.chat(logprobs=True, top_logprobs=1)).json()["choices"][0]
+    entries = chat["logprobs"]["content"]
+    assert "".join(entry["token"] for entry in entries[:5]) == "Hello"
+    lists = (await deployment.complete(logprobs=1)).json()["choices"][0]["logprobs"]
+    assert lists["tokens"][:5] == list("Hello") and lists["text_offset"][:5] == [0, 1, 2, 3, 4]
+    assert {len(lists[name]) for name in lists} == {len(entries)}
+
+
 async def test_a_missing_part_fails_the_request(deployment: Deployment) -> None:
     deployment.router.reply = lambda request: bytes_reply(b"x", prompt_parts=[part(2, 65)])
     assert (await deployment.complete(prompt_logprobs=0)).status_code == 500
