@@ -29,12 +29,11 @@ class BatchState:
         self.top_p = np.ones(max_running, np.float32)
         self.typical_p = np.ones(max_running, np.float32)
         self.seed = np.zeros(max_running, np.int64)
-        self.choice = np.zeros(max_running, np.int64)
         self.num_prompt_tokens = np.zeros(max_running, np.int64)
         self.num_logprobs = np.full(max_running, -1, np.int64)
         self._by_row = (
             *(self.computed, self.next_token, self.block_tables, self.temperature, self.min_p),
-            *(self.top_k, self.top_p, self.typical_p, self.seed, self.choice),
+            *(self.top_k, self.top_p, self.typical_p, self.seed),
             *(self.num_prompt_tokens, self.num_logprobs),
         )
 
@@ -62,7 +61,6 @@ class BatchState:
         self.top_p[row] = sampling.top_p
         self.typical_p[row] = sampling.typical_p
         self.seed[row] = sampling.seed - (sampling.seed >> 63 << 64)  # the same bits, signed
-        self.choice[row] = sequence.choice
         self.num_prompt_tokens[row] = sequence.group.spec.num_prompt_tokens
         self.num_logprobs[row] = sampling.num_logprobs
 
@@ -94,4 +92,3 @@ class BatchState:
         sequence.append(token_id)
         if sequence.row >= 0:
             self.next_token[sequence.row] = token_id
-            self.choice[sequence.row] = sequence.choice

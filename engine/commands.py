@@ -26,7 +26,8 @@ ROW_SLACK = 8  # one in so many rows may be reserved twice: a transfer takes a w
 
 
 class Commands:
-    """Runs between steps, in the thread that runs them."""
+    """Runs in the thread that brings a command, under the engine's lock: a step may compute
+    meanwhile, whose result is applied later."""
 
     def __init__(self, groups: Groups, admission: Admission, num_heads: int):
         self.groups = groups

@@ -11,7 +11,8 @@ _INTERPRETED_PROCESSORS = 2  # enough for a test to see work shared out
 
 @triton.jit
 def wait_for_previous(OVERLAP: tl.constexpr):
-    """First in every kernel: the launch before it is over, and the one behind it may be set up."""
+    """First in a kernel that is launched with `overlap`: the launch before it is over, and the one
+    behind it may be set up. Any other kernel starts when those before it have ended."""
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
