@@ -74,19 +74,34 @@ class ProcessorRows:
     call: PreparedCall
     draws: list[int] = field(default_factory=list)
     rows: list[ProcessorRow] = field(default_factory=list)
+    is_split: bool = False  # it threw over several rows: each goes alone
 
-    def apply(self, logits: torch.Tensor) -> None:
-        if len(self.draws) == len(logits):  # draws rise: these are all
-            self.call.apply(logits, self.rows)
-            return
-        draws = np.array(self.draws)
+    def apply(self, logits: torch.Tensor, failed: dict[int, str]) -> bool:
+        """Puts draws over whose row the processor throws into `failed`, with its name; what has
+        failed is left out. False if it throws over several rows, any of which may be spoilt."""
+        left = [i for i, draw in enumerate(self.draws) if draw not in failed]
+        if len(left) > 1 and not self.is_split:
+            self.is_split = not self._apply_together(logits, left)
+            return not self.is_split
+        for i in left:
+            draw = self.draws[i]
+            if not self.call.apply(logits[draw : draw + 1], self.rows[i : i + 1]):
+                failed[draw] = self.call.name
+        return True
+
+    def _apply_together(self, logits: torch.Tensor, left: list[int]) -> bool:
+        if len(left) == len(logits):  # draws rise: these are all
+            return self.call.apply(logits, self.rows)
+        draws = np.array([self.draws[i] for i in left])
         rows = take_rows(logits, draws)
-        self.call.apply(rows, self.rows)
+        is_applied = self.call.apply(rows, [self.rows[i] for i in left])
         put_rows(logits, draws, rows)
+        return is_applied
 
 
 class LogitEdits:
-    """Of one step; copies what it reads of the sequences."""
+    """Of one step; copies what it reads of the sequences, but for processors: they get views of
+    tokens, which nobody changes."""
 
     def __init__(self, drawing: Iterable[tuple[int, Sequence]]) -> None:
         """Pairs (draw, sequence) of sequences that have edits, draws rising."""
@@ -95,6 +110,7 @@ class LogitEdits:
         self._penalised = Sparse()
         # By the place in a request's list: one that is named twice is applied twice, in order.
         self._processors: dict[tuple[int, str], ProcessorRows] = {}
+        self.failed: dict[int, str] = {}  # once applied: draws, and the processor that threw
         for draw, sequence in drawing:
             self._add(draw, sequence)
 
@@ -103,9 +119,7 @@ class LogitEdits:
         """Edited logits [S, vocab], one row a draw; `logits` themselves are as before at the
         end."""
         if self._processors:
-            edited = take_rows(logits, np.arange(len(logits)))
-            self._apply(edited, self._places(logits))
-            yield edited
+            yield self._processed(logits)
             return
         places, flat = self._places(logits), logits.view(-1)
         before = [take_numbers(flat, changed) for changed in places]
@@ -116,19 +130,29 @@ class LogitEdits:
             for changed, values in zip(places, before, strict=True):
                 put_numbers(flat, changed, values)
 
+    def _processed(self, logits: torch.Tensor) -> torch.Tensor:
+        """An edited copy; a new one for each processor that has spoilt several rows."""
+        places = self._places(logits)
+        while True:
+            edited = take_rows(logits, np.arange(len(logits)))
+            if self._apply(edited, places):
+                return edited
+
     def _places(self, logits: torch.Tensor) -> list[torch.Tensor]:
         """Of biased, penalised and masked logits."""
         none = torch.empty(0, dtype=torch.int64, device=logits.device)
         kinds = (self._biased, self._penalised, self._masked)
         return [kind.places(logits.shape[1], logits.device) if kind else none for kind in kinds]
 
-    def _apply(self, logits: torch.Tensor, places: list[torch.Tensor]) -> None:
+    def _apply(self, logits: torch.Tensor, places: list[torch.Tensor]) -> bool:
+        """False if a processor has spoilt them."""
         flat, device = logits.view(-1), logits.device
         biased, reached, masked = places
         if self._biased:
             flat.index_add_(0, biased, self._biased.values(device))
         for call in sorted(self._processors):
-            self._processors[call].apply(logits)
+            if not self._processors[call].apply(logits, self.failed):
+                return False
         if self._penalised:
             columns = (self._penalised.values(device), *self._penalised.constants(device))
             values = take_numbers(flat, reached)
@@ -136,6 +160,7 @@ class LogitEdits:
                 part.copy_(penalised(part, *constants))
             put_numbers(flat, reached, values)
         flat.index_fill_(0, masked, float("-inf"))
+        return True
 
     def _add(self, draw: int, sequence: Sequence) -> None:
         edits = sequence.group.edits
@@ -159,7 +184,13 @@ class LogitEdits:
         for place, call in enumerate(edits.processors):
             rows = self._processors.setdefault((place, call.name), ProcessorRows(call))
             rows.draws.append(draw)
-            rows.rows.append(ProcessorRow(call.prepared, prompt, output))
+            rows.rows.append(ProcessorRow(call.prepared, _read_only(prompt), _read_only(output)))
+
+
+def _read_only(tokens: Int64s) -> Int64s:
+    view = tokens.view()
+    view.flags.writeable = False
+    return view
 
 
 def parts(values: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -5,8 +5,8 @@ A package offers one by an entry point in the group `paceline.logits_processors`
     [project.entry-points."paceline.logits_processors"]
     my_name = "my_package.module:MyProcessor"
 
-All are loaded when an engine starts. What a processor does must depend on arguments and tokens
-alone: the same request then gives the same tokens on any worker.
+All are loaded when an engine starts; no two may have the same name. What a processor does must
+depend on arguments and tokens alone: the same request then gives the same tokens on any worker.
 """
 
 import importlib
@@ -23,11 +23,10 @@ from numpy.typing import NDArray
 
 from paceline.core.errors import ConfigError, InvalidRequest
 from paceline.core.sampling import LogitsProcessorCall
-from paceline.kernels.rows import fill
 
 GROUP = "paceline.logits_processors"
 _log = structlog.get_logger("paceline.rank")
-_builtin = {"allowed_token_ids": "paceline.engine.allowed_token_ids:AllowedTokenIds"}
+_BUILTIN = {"allowed_token_ids": "paceline.engine.allowed_token_ids:AllowedTokenIds"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,8 @@ class LogitsProcessor(Protocol):
     def apply(self, logits: torch.Tensor, rows: Sequence[ProcessorRow]) -> None:
         """Changes logits [len(rows), vocab], float32, in place: every step, all its rows at once.
 
-        An exception ends the requests of these rows, and no others.
+        After an exception each row is tried by itself; a request over whose row it throws again
+        ends, and no other.
         """
         ...
 
@@ -60,25 +60,27 @@ class PreparedCall:
     processor: LogitsProcessor
     prepared: Any
 
-    def apply(self, logits: torch.Tensor, rows: Sequence[ProcessorRow]) -> None:
-        """Foreign code: what it throws must not end the rank."""
+    def apply(self, logits: torch.Tensor, rows: Sequence[ProcessorRow]) -> bool:
+        """False if it throws, which leaves anything in `logits`: foreign code must not end the
+        rank."""
         try:
             self.processor.apply(logits, rows)
         except Exception:
-            _log.exception("a logits processor failed", name=self.name)
-            fill(logits, torch.nan)  # what cannot be used ends its request
-
-
-def register(name: str, factory: str) -> None:
-    """Adds a processor to engines made from now on. `factory`: "module:attribute"."""
-    _builtin[name] = factory
+            _log.exception("a logits processor failed", name=self.name, num_rows=len(rows))
+            return False
+        return True
 
 
 class ProcessorTable:
-    """Raises ConfigError for one that cannot be loaded."""
+    """Raises ConfigError for one that cannot be loaded, and for a name that is given twice."""
 
     def __init__(self, vocab_size: int) -> None:
-        found = _builtin | {point.name: point.value for point in entry_points(group=GROUP)}
+        found = dict(_BUILTIN)
+        for point in entry_points(group=GROUP):
+            if point.name in found:
+                reason = f"stands for {found[point.name]} and for {point.value}"
+                raise ConfigError("logits_processors", point.name, reason)
+            found[point.name] = point.value
         self._processors = {name: _make(name, value, vocab_size) for name, value in found.items()}
 
     def prepare(self, call: LogitsProcessorCall) -> PreparedCall:
@@ -87,7 +89,15 @@ class ProcessorTable:
         if processor is None:
             reason = f"is not registered; there are {', '.join(sorted(self._processors))}"
             raise InvalidRequest("logits_processors", call.name, reason)
-        return PreparedCall(call.name, processor, processor.prepare(json.loads(call.arguments)))
+        arguments = json.loads(call.arguments)
+        try:
+            return PreparedCall(call.name, processor, processor.prepare(arguments))
+        except InvalidRequest:
+            raise
+        except Exception as error:  # foreign code, which must not end the rank
+            _log.warning("a logits processor failed to prepare", name=call.name, error=repr(error))
+            reason = f"does not take these arguments: {type(error).__name__}"
+            raise InvalidRequest("logits_processors", call.name, reason) from error
 
 
 def _make(name: str, factory: str, vocab_size: int) -> LogitsProcessor:

@@ -2,7 +2,7 @@
 
 import math
 
-from paceline.core.errors import EngineFailure, PacelineError
+from paceline.core.errors import EngineFailure, InvalidRequest, PacelineError
 from paceline.core.finish import FinishReason
 from paceline.core.kv_layout import PAGE_TOKENS
 from paceline.engine.groups import Groups
@@ -92,9 +92,10 @@ class Outcome:
     def _accept(self, entry: Scheduled, sampled: Sampled, first: int, last: int) -> None:
         sequence = entry.sequence
         group = sequence.group
-        for best in sampled.best[first:last]:
-            if not math.isfinite(best):
-                self.groups.fail(group, _undrawable(sequence, best))
+        for draw in range(first, last):
+            error = _problem(sequence, sampled, draw)
+            if error is not None:
+                self.groups.fail(group, error)
                 return
         emissions = [
             self._emission(sequence, choice, token_id, logprobs)
@@ -158,9 +159,15 @@ class Outcome:
         self.groups.events.append(HandoffReady(group.slot, leader.num_tokens, firsts))
 
 
-def _undrawable(sequence: Sequence, best: float) -> PacelineError:
-    """Why no token can be drawn: the request has masked them all, which no other worker would
-    change, or the logits are of no use."""
+def _problem(sequence: Sequence, sampled: Sampled, draw: int) -> PacelineError | None:
+    """Why no token can be drawn: one of the request's processors has thrown or all is masked,
+    which no other worker would change, or the logits are of no use."""
+    if draw in sampled.failed:
+        reason = f"failed at position {sequence.num_outputs} of the output"
+        return InvalidRequest("logits_processors", sampled.failed[draw], reason)
+    best = sampled.best[draw]
+    if math.isfinite(best):
+        return None
     edits = sequence.group.edits
     if edits is not None and best == -math.inf:
         masked = edits.dead_end(sequence.output)

@@ -5,7 +5,7 @@ typical_p, and a draw. Filters reduce to two bounds a row: logits outside of the
 """
 
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,7 @@ class Sampled:
     token_ids: list[int]
     best: list[float]  # largest edited logit; -inf: all are masked; NaN, +inf: unusable
     logprobs: list[PositionLogprobs | None]
+    failed: dict[int, str] = field(default_factory=dict)  # draws, and the processor that threw
 
 
 def sample(logits: torch.Tensor, batch: SampleBatch) -> Drawn:
@@ -83,7 +84,8 @@ def collect(drawn: Drawn, batch: SampleBatch) -> Sampled:
     logprobs: list[PositionLogprobs | None] = [None] * len(token_ids)
     if drawn.scores is not None:
         logprobs = position_logprobs(drawn.scores, token_ids, batch.num_logprobs.tolist())
-    return Sampled(token_ids, drawn.best.tolist(), logprobs)
+    failed = {} if batch.edits is None else batch.edits.failed
+    return Sampled(token_ids, drawn.best.tolist(), logprobs, failed)
 
 
 def _draw(

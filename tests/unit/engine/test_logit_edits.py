@@ -13,13 +13,13 @@ import torch
 
 from paceline.core.errors import ConfigError, ErrorCode, InvalidRequest
 from paceline.core.sampling import LogitsProcessorCall, SamplingParams
-from paceline.engine import logit_edits, logits_processors
+from paceline.engine import logit_edits
 from paceline.engine.admission import Admission
 from paceline.engine.allowances import Allowances
 from paceline.engine.config import EngineConfig
 from paceline.engine.logit_edits import LogitEdits
-from paceline.engine.logits_processors import ProcessorRow, ProcessorTable
-from paceline.engine.messages import Submit
+from paceline.engine.logits_processors import ProcessorRow
+from paceline.engine.messages import Reserve, Submit
 from paceline.engine.sampler import collect, sample
 from paceline.engine.sequence import Sequence
 from tests.unit.engine.benches import EDITED, EOS, alone, bench, mock_model, prompt, request
@@ -208,7 +208,8 @@ def test_wrong_processors_are_refused(name: str, arguments: str, reason: str) ->
 
 
 class Shift:
-    """+ amount for the token after the last one; knows its rows' tokens."""
+    """+ amount for the token after the last one; knows its rows' tokens. Of a negative amount -p
+    it breaks at position p - 1 of the output."""
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -218,16 +219,26 @@ class Shift:
 
     def apply(self, logits: torch.Tensor, rows: Many[ProcessorRow]) -> None:
         for logits_row, row in zip(logits, rows, strict=True):
-            if row.prepared < 0:
+            logits_row += 1000.0  # must not stay when a row behind it throws
+            if row.prepared < 0 and len(row.output) == -1 - row.prepared:
                 raise RuntimeError("broken")
+            logits_row -= 1000.0
             last = [*row.prompt.tolist(), *row.output.tolist()][-1]
             logits_row[(last + 1) % self.vocab_size] += row.prepared
 
 
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, package: str, point: str) -> None:
+    """What pip leaves of a package that offers a processor."""
+    info = folder / f"{package.replace('-', '_')}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[paceline.logits_processors]\n{point}\n")
+    monkeypatch.syspath_prepend(str(folder))
+
+
 @pytest.fixture
-def shift(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logits_processors, "_builtin", dict(logits_processors._builtin))
-    logits_processors.register("shift", f"{__name__}:Shift")
+def shift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, monkeypatch, "some-package", f"shift = {__name__}:Shift")
 
 
 def shifted(amount: float, **sampling: Any) -> Any:
@@ -236,7 +247,7 @@ def shifted(amount: float, **sampling: Any) -> Any:
 
 
 @pytest.mark.usefixtures("shift")
-def test_a_registered_processor_sees_prompt_and_output() -> None:
+def test_the_processor_of_an_installed_package_sees_prompt_and_output() -> None:
     last = prompt(20)[-1]
     expected = [(last + 1 + i) % VOCAB for i in range(5)]
     assert alone(shifted(500.0, ignore_eos=True))[0] == expected
@@ -265,36 +276,76 @@ def test_processors_are_applied_in_the_order_of_each_request() -> None:
 
 
 @pytest.mark.usefixtures("shift")
-def test_a_processor_that_fails_ends_its_requests_only() -> None:
-    good = request(prompt(20), max_tokens=5)
-    b = bench().handle(Submit(1, shifted(-1.0)), Submit(2, good), Submit(3, shifted(1.0))).run()
-    assert b.failure(1).code is ErrorCode.INTERNAL
-    assert b.tokens(2) == alone(good)[0]
-    assert b.failure(3).code is ErrorCode.INTERNAL  # the same call of the processor
+@pytest.mark.parametrize("position", [0, 2])
+def test_a_processor_that_fails_ends_the_guilty_request_only(position: int) -> None:
+    """The others are in the same calls of it, and have edits that may be made but once."""
+    good, bias = request(prompt(20), max_tokens=5), ((30, 1.0), (31, 2.0))
+    others = [shifted(2.0, logit_bias=bias, n=2), shifted(3.0, repetition_penalty=1.5)]
+    b = bench().handle(Submit(1, others[0]), Submit(2, shifted(-1.0 - position, n=2)))
+    b.handle(Submit(3, good), Submit(4, others[1]), Submit(5, shifted(-1.0 - position))).run()
+    for slot in (2, 5):
+        assert b.failure(slot).code is ErrorCode.INVALID_REQUEST  # no other worker is asked
+        reason = f"logits_processors='shift': failed at position {position} of the output"
+        assert b.failure(slot).message == reason
+        assert len(b.tokens(slot)) == position
+    for slot, spec in ((1, others[0]), (3, good), (4, others[1])):
+        assert {c: b.tokens(slot, c) for c in spec.choices} == alone(spec)
     b.assert_idle()
 
 
-def test_an_installed_package_offers_a_processor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("shift")
+def test_what_has_failed_is_not_shown_to_the_processors_behind() -> None:
+    broken, lift = (LogitsProcessorCall("shift", f'{{"amount": {a}}}') for a in (-1, 5))
+    lists = [(lift, broken, lift), (lift, lift, lift), (broken, broken), (lift,)]
+    edits = LogitEdits(
+        enumerate(sequence([5], [], logits_processors=calls) for calls in lists)  # next: 6
+    )
+    with edits.applied(torch.zeros(len(lists), VOCAB)) as edited:
+        assert edited[[1, 3], 6].tolist() == [15, 5]
+    assert edits.failed == {0: "shift", 2: "shift"}
+
+
+@pytest.mark.usefixtures("shift")
+@pytest.mark.parametrize(("arguments", "said"), [("{}", "KeyError"), ('{"amount": "x"}', "Value")])
+def test_a_processor_that_fails_to_prepare_refuses_its_request_only(
+    arguments: str, said: str
 ) -> None:
-    info = tmp_path / "some_package-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: some-package\nVersion: 1.0\n")
-    points = f"[paceline.logits_processors]\nfrom_package = {__name__}:Shift\n"
-    (info / "entry_points.txt").write_text(points)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    call = LogitsProcessorCall("from_package", '{"amount": 500}')
-    spec = request(prompt(20), max_tokens=3, logits_processors=(call,), ignore_eos=True)
-    last = prompt(20)[-1]
-    assert alone(spec)[0] == [(last + 1 + i) % VOCAB for i in range(3)]
+    good = request(prompt(20), max_tokens=5)
+    call = LogitsProcessorCall("shift", arguments)
+    bad = request(prompt(20, salt=1), logits_processors=(call,))
+    b = bench().handle(Submit(1, bad), Reserve(2, bad), Submit(3, good)).run()
+    for slot in (1, 2):
+        assert b.failure(slot).code is ErrorCode.INVALID_REQUEST
+        assert b.failure(slot).field == "logits_processors"
+        message = f"logits_processors='shift': does not take these arguments: {said}"
+        assert b.failure(slot).message.startswith(message)
+    assert b.tokens(3) == alone(good)[0]
+    b.assert_idle()
+
+
+def test_a_processor_cannot_write_tokens() -> None:
+    edits = LogitEdits([(0, sequence([5, 6], [7], logits_processors=(allowed(9),)))])
+    ((row,),) = (rows.rows for rows in edits._processors.values())
+    assert not row.prompt.flags.writeable and not row.output.flags.writeable
 
 
 def test_a_processor_that_cannot_be_loaded_stops_the_engine_at_its_start(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logits_processors, "_builtin", {"gone": "no_such_module:Thing"})
+    install(tmp_path, monkeypatch, "some-package", "gone = no_such_module:Thing")
     with pytest.raises(ConfigError, match="logits_processors='gone': cannot be loaded"):
-        ProcessorTable(10)
+        bench()
+
+
+@pytest.mark.usefixtures("shift")
+@pytest.mark.parametrize("name", ["allowed_token_ids", "shift"])
+def test_a_name_that_is_given_twice_stops_the_engine_at_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A built-in one's, and one of two packages."""
+    install(tmp_path, monkeypatch, "other-package", f"{name} = {__name__}:Other")
+    with pytest.raises(ConfigError, match=f"logits_processors='{name}': stands for .*Other"):
+        bench()
 
 
 @pytest.mark.parametrize(
