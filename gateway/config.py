@@ -48,6 +48,9 @@ class GatewayConfig:
     max_pending_emissions: int = setting(
         2048, "Steps that a slow client may lag behind before its request is cancelled."
     )
+    max_pending_bytes: int = setting(
+        8 << 20, "Bytes of emissions that wait for one client before its request is cancelled."
+    )
     request_timeout_s: float = setting(600.0, "Longest time that a request may take.")
     read_timeout_s: float = setting(
         30.0,

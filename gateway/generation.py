@@ -42,14 +42,13 @@ class Generation:
         router: RouterClient,
         text: TextModel,
         metrics: ModelMetrics,
-        max_pending: int,
-        on_overflow: Callable[[], object],
+        mailbox: Mailbox,
         deadline: Deadline,
     ) -> None:
         self._router = router
         self._text = text
         self._metrics = metrics
-        self._mailbox = Mailbox(max_pending, on_overflow)
+        self._mailbox = mailbox
         self._running: dict[int, _Running] = {}
         self._all: list[_Running] = []
         self._may_stop = False  # by a stop string

@@ -8,17 +8,28 @@ from paceline.v1.common_pb2 import Emission
 
 
 class Mailbox:
-    """Bounded: a client that lags `max_pending` emissions behind loses its request.
+    """Bounded: a client that lags `max_pending` emissions or `max_bytes` behind loses its request.
 
     Written by the router's reader, which it never blocks; read by one task. `on_overflow` frees
     that task if it is stuck in a write to the client. `take_now` may take an emission while the
     task waits for one: a token then costs neither a queue nor a wake.
     """
 
-    __slots__ = ("_error", "_max_pending", "_on_overflow", "_pending", "_waiter", "take_now")
+    __slots__ = (
+        "_error",
+        "_max_bytes",
+        "_max_pending",
+        "_num_bytes",
+        "_on_overflow",
+        "_pending",
+        "_waiter",
+        "take_now",
+    )
 
-    def __init__(self, max_pending: int, on_overflow: Callable[[], object]) -> None:
+    def __init__(self, max_pending: int, max_bytes: int, on_overflow: Callable[[], object]) -> None:
         self._max_pending = max_pending
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
         self._on_overflow = on_overflow
         self._pending: list[Emission] = []
         self._waiter: asyncio.Future[None] | None = None
@@ -29,11 +40,13 @@ class Mailbox:
         """False: the reader lags too far behind and the request must be cancelled."""
         if self._is_awaited and self._taken_now(emission):
             return True
-        if len(self._pending) >= self._max_pending:
+        num_bytes = self._num_bytes + emission.ByteSize()
+        if len(self._pending) >= self._max_pending or num_bytes > self._max_bytes:
             self.fail(Overloaded("the client reads too slowly"), drop_pending=True)
             self._on_overflow()
             return False
         self._pending.append(emission)
+        self._num_bytes = num_bytes
         self._wake()
         return True
 
@@ -41,6 +54,7 @@ class Mailbox:
         """Ends the mailbox; the first error counts, after what is pending or instead of it."""
         if drop_pending:
             self._pending.clear()
+            self._num_bytes = 0
         self._error = self._error or error
         self._wake()
 
@@ -52,6 +66,7 @@ class Mailbox:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         taken, self._pending = self._pending, []
+        self._num_bytes = 0
         return taken
 
     @property

@@ -9,6 +9,7 @@ from paceline.core.errors import ModelNotFound, Overloaded, Unavailable, shown
 from paceline.gateway.config import GatewayConfig
 from paceline.gateway.deadline import Deadline
 from paceline.gateway.generation import Generation
+from paceline.gateway.mailbox import Mailbox
 from paceline.gateway.metrics import GatewayMetrics
 from paceline.gateway.prompts import Prompts
 from paceline.gateway.router_client import RouterClient
@@ -96,14 +97,10 @@ class Serving:
     def generation(
         self, model: ModelInfo, on_overflow: Callable[[], object], deadline: Deadline
     ) -> Generation:
-        return Generation(
-            self.router,
-            self.text,
-            self.metrics.for_model(model.name),
-            self.config.max_pending_emissions,
-            on_overflow,
-            deadline,
-        )
+        limits = self.config.max_pending_emissions, self.config.max_pending_bytes
+        mailbox = Mailbox(*limits, on_overflow)
+        metrics = self.metrics.for_model(model.name)
+        return Generation(self.router, self.text, metrics, mailbox, deadline)
 
     def _wanted(self) -> list[ModelInfo]:
         wanted = self.config.model_name

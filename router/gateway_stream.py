@@ -5,6 +5,7 @@ writer takes all that has gathered when it gets its turn.
 """
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -16,7 +17,9 @@ from paceline.rpc import convert
 from paceline.v1 import common_pb2, control_pb2, control_pb2_grpc
 
 MAX_FRAME_EMISSIONS = 2048
-MAX_OUTBOX_EMISSIONS = 1 << 16  # then the gateway is taken for dead
+MAX_FRAME_BYTES = 1 << 20  # of emissions; one may be larger
+MAX_OUTBOX_EMISSIONS = 1 << 16  # then, or with so many bytes, the gateway is taken for dead
+MAX_OUTBOX_BYTES = 64 << 20
 
 
 class GatewayStream:
@@ -27,13 +30,18 @@ class GatewayStream:
         self.overflow = asyncio.Event()
         self._frame = control_pb2.RouterFrame(models=models, models_changed=True)
         self._emissions: list[common_pb2.Emission] = []
+        self._sizes: list[int] = []  # bytes of each
+        self._num_bytes = 0
         self._ready = asyncio.Event()
         self._ready.set()
 
     def emit(self, emission: common_pb2.Emission) -> None:
+        size = emission.ByteSize()
         self._emissions.append(emission)
+        self._sizes.append(size)
+        self._num_bytes += size
         self._ready.set()
-        if len(self._emissions) > MAX_OUTBOX_EMISSIONS:
+        if len(self._emissions) > MAX_OUTBOX_EMISSIONS or self._num_bytes > MAX_OUTBOX_BYTES:
             self.overflow.set()
 
     def fail(self, slot: int, error: PacelineError) -> None:
@@ -59,15 +67,27 @@ class GatewayStream:
 
     def _take_frame(self) -> control_pb2.RouterFrame:
         """Errors leave after all emissions before them."""
-        if len(self._emissions) > MAX_FRAME_EMISSIONS:
-            part = self._emissions[:MAX_FRAME_EMISSIONS]
-            del self._emissions[:MAX_FRAME_EMISSIONS]
-            return control_pb2.RouterFrame(emissions=part)
+        count = self._num_that_fit()
+        if count < len(self._emissions):
+            return control_pb2.RouterFrame(emissions=self._take(count))
         frame, self._frame = self._frame, control_pb2.RouterFrame()
-        frame.emissions.extend(self._emissions)
-        self._emissions.clear()
+        frame.emissions.extend(self._take(count))
         self._ready.clear()
         return frame
+
+    def _num_that_fit(self) -> int:
+        """Into one frame."""
+        most = min(len(self._emissions), MAX_FRAME_EMISSIONS)
+        if self._num_bytes <= MAX_FRAME_BYTES:
+            return most
+        totals = itertools.accumulate(self._sizes[:most])
+        return max(1, sum(total <= MAX_FRAME_BYTES for total in totals))
+
+    def _take(self, count: int) -> list[common_pb2.Emission]:
+        taken = self._emissions[:count]
+        self._num_bytes -= sum(self._sizes[:count])
+        del self._emissions[:count], self._sizes[:count]
+        return taken
 
 
 class RouterServicer(control_pb2_grpc.RouterServiceServicer):

@@ -12,7 +12,8 @@ from paceline.v1 import common_pb2, worker_pb2
 if TYPE_CHECKING:
     from paceline.worker.slots import SlotState
 
-MAX_QUEUED_FRAMES = 512  # a router that leaves so many unread is gone
+MAX_QUEUED_FRAMES = 512  # a router that leaves so many unread, or so many bytes, is gone
+MAX_QUEUED_BYTES = 64 << 20
 STUCK_WRITE_S = 1.0
 
 
@@ -31,6 +32,7 @@ class RouterStream:
         self._pending = worker_pb2.WorkerFrame()
         self._is_dirty = False
         self._queue: asyncio.Queue[worker_pb2.WorkerFrame | None] = asyncio.Queue(MAX_QUEUED_FRAMES)
+        self._num_bytes = 0  # in the queue
 
     @property
     def is_closed(self) -> bool:
@@ -65,10 +67,11 @@ class RouterStream:
         frame, self._pending = self._pending, worker_pb2.WorkerFrame()
         self._is_dirty = False
         frame.load.CopyFrom(load)
-        try:
-            self._queue.put_nowait(frame)
-        except asyncio.QueueFull:
+        self._num_bytes += frame.ByteSize()
+        if self._queue.full() or self._num_bytes > MAX_QUEUED_BYTES:
             self.close(PacelineError("the router does not read its stream"))
+        else:
+            self._queue.put_nowait(frame)
 
     def close(self, end: PacelineError) -> None:
         """Ends `frames`; a handler stuck in a write is cancelled a second later."""
@@ -86,4 +89,5 @@ class RouterStream:
             frame = await self._queue.get()
             if frame is None:
                 return
+            self._num_bytes -= frame.ByteSize()
             yield frame

@@ -6,7 +6,9 @@ import pytest
 
 from paceline.core.errors import Overloaded
 from paceline.gateway.mailbox import Mailbox
-from paceline.v1.common_pb2 import Emission
+from paceline.v1.common_pb2 import Emission, PositionLogprobs, PromptLogprobs
+
+MAX_BYTES = 1000
 
 
 def emission(position: int) -> Emission:
@@ -37,7 +39,7 @@ def taker() -> Taker:
 
 @pytest.fixture
 def mailbox(taker: Taker) -> Mailbox:
-    mailbox = Mailbox(3, lambda: None)
+    mailbox = Mailbox(3, MAX_BYTES, lambda: None)
     mailbox.take_now = taker
     return mailbox
 
@@ -75,6 +77,18 @@ async def test_nothing_overtakes_what_is_pending(mailbox: Mailbox, taker: Taker)
 async def test_a_task_that_is_busy_may_not_lag_behind_without_end(mailbox: Mailbox) -> None:
     delivered = [mailbox.deliver(emission(position)) for position in range(4)]
     assert delivered == [True, True, True, False]
+    with pytest.raises(Overloaded):
+        await mailbox.next()
+
+
+async def test_what_is_pending_is_bounded_in_bytes(mailbox: Mailbox) -> None:
+    part = PromptLogprobs(positions=[PositionLogprobs(rank=7)] * 150)
+    large = Emission(slot=1, prompt_logprobs=part)
+    assert MAX_BYTES / 2 < large.ByteSize() < MAX_BYTES
+    assert mailbox.deliver(large)
+    assert await mailbox.next() == [large]
+    assert mailbox.deliver(large), "what was taken does not count"
+    assert not mailbox.deliver(large)
     with pytest.raises(Overloaded):
         await mailbox.next()
 

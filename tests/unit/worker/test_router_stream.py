@@ -51,6 +51,24 @@ async def test_a_router_that_does_not_read_loses_its_stream(
     assert handler.cancelled()
 
 
+async def test_a_router_that_leaves_too_many_bytes_loses_its_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(router_stream, "MAX_QUEUED_BYTES", 1000)
+    stream = RouterStream()
+    frames = stream.frames()
+    large = common_pb2.Emission(slot=1, token_ids=[1] * 300)
+    for _ in range(20):  # one at a time may be any number
+        stream.add_emission(large)
+        stream.flush(LOAD)
+        assert (await anext(frames)).emissions[0] == large
+    for _ in range(4):
+        assert not stream.is_closed
+        stream.add_emission(large)
+        stream.flush(LOAD)
+    assert stream.is_closed
+
+
 async def test_a_closed_stream_says_nothing_more() -> None:
     stream = RouterStream()
     stream.close(Unavailable("first"))
