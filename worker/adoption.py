@@ -43,7 +43,7 @@ _log = structlog.get_logger("paceline.worker")
 
 # Link time of what is committed before it is pulled while the source still computes: less is hidden
 # than the calls cost both sides (3 ms of two cores that compute; TTFT of 1024 tokens 7 % higher).
-WORTH_PULLING_S = 0.002
+WORTH_PULLING_S = 0.001
 
 KNOWN_SIDECARS: frozenset[str] = frozenset()
 
@@ -140,10 +140,10 @@ class Adoption:
             call.cancel()
         raise PeerGone("the source ended its progress without a record")
 
-    async def _pull_to(self, end: int, keys: list[BlockKey], *, with_tail: bool = False) -> None:
+    async def _pull_to(self, end: int, keys: list[BlockKey], **options: bool) -> None:
         """Pulls blocks up to `end`, in ranges, and tells the engine of each."""
         assert self._puller is not None
-        async for pulled in self._puller.pull(self._missing(end), keys, with_tail=with_tail):
+        async for pulled in self._puller.pull(self._missing(end), keys, **options):
             if self._abort.is_set():
                 raise asyncio.CancelledError
             for run in pulled:
@@ -168,10 +168,11 @@ class Adoption:
         first_tokens = self._checked(record)
         if any(f.finish is None for f in first_tokens if f.choice in self._slot.wanted):
             has_tail = len(self._slot.request.token_ids) % PAGE_TOKENS > 0
-            await self._pull_to(len(keys), keys, with_tail=has_tail)
+            await self._pull_to(len(keys), keys, with_tail=has_tail, completes=True)
         self._session.send(messages.Adopt(self._slot.number, first_tokens))
-        complete = kv_pb2.UnpinRequest(ticket=self._ticket, complete=True)
-        self._session.background(peer.unpin, complete)
+        if self._puller is None or not self._puller.is_complete:
+            complete = kv_pb2.UnpinRequest(ticket=self._ticket, complete=True)
+            self._session.background(peer.unpin, complete)
 
     def _checked(self, record: kv_pb2.HandoffRecord) -> list[messages.FirstToken]:
         """Raises KvUnavailable for a record that does not fit the request reserved here."""

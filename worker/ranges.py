@@ -69,6 +69,7 @@ class RangePuller:
         self._ticket = ticket
         self._num_tail_tokens = num_tail_tokens
         self._abort = abort
+        self.is_complete = False  # all is here, and the source knows it
         self._loop = asyncio.get_running_loop()
         self._copy: Future[list[CellSums]] | None = None
 
@@ -78,9 +79,15 @@ class RangePuller:
         return self._copy is not None and not self._copy.done()
 
     async def pull(
-        self, runs: Sequence[BlockRun], keys: Sequence[BlockKey], *, with_tail: bool = False
+        self,
+        runs: Sequence[BlockRun],
+        keys: Sequence[BlockKey],
+        *,
+        with_tail: bool = False,
+        completes: bool = False,
     ) -> AsyncIterator[list[PulledRun]]:
         """The blocks of `runs` in ranges, the tail pages with the last. Yields what is verified.
+        `completes`: nothing is wanted after that, and the source is told so with the last unpin.
 
         Raises KvUnavailable, Unavailable when the source is gone, Overloaded when its pins are
         taken for too long.
@@ -94,7 +101,8 @@ class RangePuller:
             fits = num_taken == 0 or num_taken + num_tails <= num_pages
             tail = with_tail and not rest and fits
             try:
-                pulled = await self._pull_range(taken, keys, tail)
+                is_last = completes and not rest and tail == with_tail
+                pulled = await self._pull_range(taken, keys, tail, is_last)
             except Overloaded as error:
                 if time.monotonic() > waits_until:
                     raise
@@ -107,7 +115,7 @@ class RangePuller:
             waits_until = time.monotonic() + MAX_PIN_WAIT_S
 
     async def _pull_range(
-        self, runs: Sequence[BlockRun], keys: Sequence[BlockKey], tail: bool
+        self, runs: Sequence[BlockRun], keys: Sequence[BlockKey], tail: bool, is_last: bool
     ) -> list[PulledRun]:
         beats = self._peer.beats
         async with self._session.pull_threads.turn(self._peer.turns):
@@ -117,6 +125,7 @@ class RangePuller:
                 sums = await self._read(self._parts(runs, pinned))
                 if beats.is_lost(pinned.lease_id):
                     raise KvUnavailable("the lease on the source's pages ended during the copy")
+                self.is_complete = is_last
             finally:
                 beats.drop(pinned.lease_id)
                 self._unpin(pinned.lease_id)
@@ -186,7 +195,8 @@ class RangePuller:
         self._loop.call_soon_threadsafe(self._session.background, self._peer.report, request)
 
     def _unpin(self, lease_id: str) -> None:
-        request = kv_pb2.UnpinRequest(ticket=self._ticket, lease_id=lease_id)
+        complete = self.is_complete
+        request = kv_pb2.UnpinRequest(ticket=self._ticket, lease_id=lease_id, complete=complete)
         self._session.background(self._peer.unpin, request)
 
 
