@@ -9,6 +9,7 @@
 
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -29,6 +30,7 @@ static struct {
 static _Atomic uint32_t state, generation, num_sleeping;
 static _Atomic int caller_sleeps;
 static pthread_mutex_t caller_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_t threads[MAX_THREADS];
 static int num_started;
 
 static void sleep_while(_Atomic uint32_t *word, uint32_t value)
@@ -139,11 +141,23 @@ static void wait_for_helpers(void)
 static void start_threads(int wanted)
 {
     for (; num_started < wanted; num_started++) {
-        pthread_t thread;
-        if (pthread_create(&thread, NULL, help, NULL))
+        if (pthread_create(&threads[num_started], NULL, help, NULL))
             return; /* fewer threads do the same work */
-        pthread_detach(thread);
+        pthread_detach(threads[num_started]);
     }
+}
+
+/* A thread that has slept long is often woken on the caller's core, where it waits for its turn
+ * while other cores idle: a decode step after 0.6 s took 21 ms instead of 16. */
+static void keep_off_this_core(void)
+{
+    cpu_set_t cores;
+    int own = sched_getcpu();
+    if (own < 0 || sched_getaffinity(0, sizeof cores, &cores) || CPU_COUNT(&cores) < 2)
+        return;
+    CPU_CLR((size_t)own, &cores);
+    for (int i = 0; i < num_started; i++)
+        pthread_setaffinity_np(threads[i], sizeof cores, &cores);
 }
 
 /* A child of fork has the caller's thread only. */
@@ -176,8 +190,10 @@ void run_tasks(task_fn task, void *argument, ptrdiff_t num_tasks, int num_thread
     atomic_store(&job.next, 0);
     atomic_store(&state, OPEN);
     atomic_fetch_add(&generation, 1);
-    if (atomic_load(&num_sleeping))
+    if (atomic_load(&num_sleeping)) {
+        keep_off_this_core();
         wake(&generation, max_helpers);
+    }
     do_tasks();
     wait_for_helpers();
     pthread_mutex_unlock(&caller_lock);

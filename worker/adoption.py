@@ -43,7 +43,7 @@ _log = structlog.get_logger("paceline.worker")
 
 # Link time of what is committed before it is pulled while the source still computes: less is hidden
 # than the calls cost both sides (3 ms of two cores that compute; TTFT of 1024 tokens 7 % higher).
-WORTH_PULLING_S = 0.001
+WORTH_PULLING_S = 0.002
 
 KNOWN_SIDECARS: frozenset[str] = frozenset()
 

@@ -148,7 +148,8 @@ def start(target: Callable[..., None], *args: object) -> None:
 
 def make_engine(config: RankConfig) -> tuple[Engine, RankReady]:
     """Raises ConfigError for a model or a setting that cannot work."""
-    torch.set_num_threads(config.num_threads or usable_cores())
+    # torch counts cores, not their threads, and knows OMP_NUM_THREADS, but no quota.
+    torch.set_num_threads(config.num_threads or min(torch.get_num_threads(), usable_cores()))
     dtype = config.dtype
     if dtype == "auto":
         dtype = "float32" if config.device == "cpu" else "bfloat16"

@@ -1,6 +1,8 @@
 """Products over packed weights against float64, at every level of instructions."""
 
+import os
 import threading
+import time
 
 import pytest
 import torch
@@ -109,3 +111,19 @@ def test_refuses_sizes_that_do_not_agree() -> None:
 def test_packs_what_compiled_code_takes() -> None:
     assert isinstance(hold(random(8, 8)), PackedMatrix)
     assert isinstance(hold(random(8, 8).bfloat16()), TorchMatrix)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core only")
+def test_a_thread_that_slept_wakes_on_another_core_than_its_caller() -> None:
+    """Else it may wait there for its turn, however idle the other cores are."""
+    cores, before = os.sched_getaffinity(0), torch.get_num_threads()
+    matrix, x = hold(torch.randn(256, 4096)), torch.randn(2, 256)
+    torch.set_num_threads(2)
+    try:
+        matrix.multiply(x, None)  # the thread exists then
+        time.sleep(0.05)  # and sleeps
+        matrix.multiply(x, None)
+        allowed = [os.sched_getaffinity(int(task)) for task in os.listdir("/proc/self/task")]
+        assert len(cores) - 1 in map(len, allowed)
+    finally:
+        torch.set_num_threads(before)
