@@ -51,10 +51,11 @@ class Endpoint:
         self._prepare = prepare
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(self._serving, scope, receive, send)
+        deadline = Deadline(self._serving.config.request_timeout_s)
+        exchange = Exchange(self._serving, scope, receive, send, deadline)
         try:
             with self._serving.admitted():
-                request = await self._read(scope, receive)
+                request = await self._read(scope, receive, deadline)
                 has_timing = exchange.header(b"x-paceline-timing") is not None
                 await exchange.run(self._prepare(self._serving, request, has_timing=has_timing))  # type: ignore[arg-type]
         except PacelineError as error:
@@ -63,17 +64,21 @@ class Endpoint:
             logger.exception("request_failed")
             await exchange.fail(EngineFailure("internal error"))
 
-    async def _read(self, scope: Scope, receive: Receive) -> SamplingFields:
+    async def _read(self, scope: Scope, receive: Receive, deadline: Deadline) -> SamplingFields:
         config = self._serving.config
-        body = await read_body(scope, receive, config.max_body_bytes, config.read_timeout_s)
+        timeout_s = min(config.read_timeout_s, deadline.left_s())
+        body = await read_body(scope, receive, config.max_body_bytes, timeout_s)
         return decode(self._decoder, body)
 
 
 class Exchange:
     """A request and its answer on one connection."""
 
-    def __init__(self, serving: Serving, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(
+        self, serving: Serving, scope: Scope, receive: Receive, send: Send, deadline: Deadline
+    ) -> None:
         self._serving = serving
+        self._deadline = deadline
         self._scope = scope
         self._receive = receive
         self._send = send
@@ -93,24 +98,20 @@ class Exchange:
 
     async def run(self, preparation: Awaitable[PreparedRequest]) -> None:
         """Raises PacelineError; Cancelled when the client leaves."""
-        deadline = Deadline(self._serving.config.request_timeout_s)
         task = asyncio.current_task()
         assert task is not None
         watcher = asyncio.create_task(self._watch(task), name="disconnect-watcher")
         try:
-            prepared = await self._until_left(task, preparation, deadline)
-            await self._answer(prepared, deadline)
+            prepared = await self._until_left(task, preparation)
+            await self._answer(prepared)
         finally:
             watcher.cancel()
 
     async def _until_left(
-        self,
-        exchange: "asyncio.Task[None]",
-        preparation: Awaitable[PreparedRequest],
-        deadline: Deadline,
+        self, exchange: "asyncio.Task[None]", preparation: Awaitable[PreparedRequest]
     ) -> PreparedRequest:
         try:
-            async with deadline.kept():
+            async with self._deadline.kept():
                 return await preparation
         except asyncio.CancelledError:
             if self._gone is None:
@@ -118,8 +119,8 @@ class Exchange:
             exchange.uncancel()
             raise self._gone from None
 
-    async def _answer(self, prepared: PreparedRequest, deadline: Deadline) -> None:
-        generation = self._serving.generation(prepared.model, self._abort, deadline)
+    async def _answer(self, prepared: PreparedRequest) -> None:
+        generation = self._serving.generation(prepared.model, self._abort, self._deadline)
         self._generation = generation
         try:
             generation.submit(prepared.jobs)

@@ -4,10 +4,11 @@ A tokenizer lets go of the interpreter's lock, so these threads leave the event 
 """
 
 import asyncio
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
+
+from paceline.core.host_cpus import usable_cores
 
 T = TypeVar("T")
 
@@ -20,7 +21,7 @@ class Lanes:
     """Work that is cancelled while it waits is not done."""
 
     def __init__(self) -> None:
-        num_long = len(os.sched_getaffinity(0)) // 2  # the rest is for the event loop
+        num_long = usable_cores() // 2  # the rest is for the event loop
         num_long = max(1, min(num_long, _MAX_LONG_THREADS))
         self._short = ThreadPoolExecutor(_SHORT_THREADS, "short-texts")
         self._long = ThreadPoolExecutor(num_long, "long-texts")

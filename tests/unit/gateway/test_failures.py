@@ -1,13 +1,14 @@
 """What callers see when the other side fails: status before the first byte, a frame after it."""
 
 import asyncio
+import time
 
 import pytest
 
 from paceline.v1 import common_pb2
 from paceline.v1.common_pb2 import Error
 from tests.support.fake_router_service import Reply, bytes_reply
-from tests.support.gateway_client import sse_events, until
+from tests.support.gateway_client import request_bytes, sse_events, until
 from tests.support.gateway_deployment import Deployment, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -83,6 +84,25 @@ async def test_the_deadline_is_kept(deployment: Deployment) -> None:
         submission = brief.router.submissions[0]
         assert 150 < submission.request.budget_ms <= 200
         await until(submission.cancelled.is_set)
+
+
+async def test_the_time_limit_begins_before_the_body_has_come(deployment: Deployment) -> None:
+    async with running(deployment.model_dir, request_timeout_s=0.6) as brief:
+        brief.router.reply = lambda request: Reply([[97]], delay_s=30)
+        request = request_bytes("/v1/completions", b'{"model": "mock", "prompt": "Hi"}')
+        reader, writer = await asyncio.open_connection("127.0.0.1", brief.port)
+        started = time.monotonic()
+        writer.write(request[:-1])
+        await asyncio.sleep(0.4)
+        writer.write(request[-1:])
+        assert (await reader.readline()).startswith(b"HTTP/1.1 504 ")
+        assert 0.6 <= time.monotonic() - started < 0.9
+        assert 0 < brief.router.submissions[0].request.budget_ms <= 200
+        writer.close()
+        reader, writer = await asyncio.open_connection("127.0.0.1", brief.port)
+        writer.write(request[:-1])  # and that is all: no longer is waited for it
+        assert (await asyncio.wait_for(reader.readline(), 1)).startswith(b"HTTP/1.1 408 ")
+        writer.close()
 
 
 async def test_too_many_requests_at_once_get_429(deployment: Deployment) -> None:
