@@ -4,6 +4,7 @@ On the CPU in float32 the weight is packed for compiled code: panels of 32 colum
 read front to back once a product. Elsewhere torch multiplies by [in, out], which is the reference.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -69,7 +70,36 @@ class TorchMatrix:
         return columns.clone(memory_format=torch.contiguous_format)
 
 
-class PackedMatrix:
+class CompiledMatrix(ABC):
+    """One that compiled code multiplies by, on the CPU."""
+
+    num_columns: int
+
+    @abstractmethod
+    def call(
+        self, x: Array, bias: Array | None, out: Array, accumulate: bool, num_threads: int
+    ) -> tuple[Callable[..., None], tuple[Any, ...]]:
+        """The compiled function and its arguments, for arrays that may be used again."""
+
+    def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        out = x.new_empty(x.shape[0], self.num_columns)
+        self._run(x, bias, out, False)
+        return out
+
+    def add_product(self, out: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._run(x, bias, out, True)
+
+    def _run(
+        self, x: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, accumulate: bool
+    ) -> None:
+        if not len(x):
+            return
+        arrays = (x.contiguous().numpy(), None if bias is None else bias.numpy(), out.numpy())
+        function, arguments = self.call(*arrays, accumulate, torch.get_num_threads())
+        function(*arguments)
+
+
+class PackedMatrix(CompiledMatrix):
     """`panels` [ceil(out / PANEL), in, PANEL]; the last one is padded with zeros."""
 
     def __init__(self, weight: torch.Tensor, level: int | None = None) -> None:
@@ -85,43 +115,15 @@ class PackedMatrix:
     def num_bytes(self) -> int:
         return self.panels.nbytes
 
-    def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        out = x.new_empty(x.shape[0], self.num_columns)
-        self._run(x, bias, out, False)
-        return out
-
-    def add_product(self, out: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._run(x, bias, out, True)
-
     def columns(self, ids: torch.Tensor) -> torch.Tensor:
         return self.panels[ids // PANEL, :, ids % PANEL]
 
     def call(
         self, x: Array, bias: Array | None, out: Array, accumulate: bool, num_threads: int
     ) -> tuple[Callable[..., None], tuple[Any, ...]]:
-        """The compiled function and its arguments, for arrays that are used again."""
         sizes = (len(x), self.depth, self.num_columns)
         ends = (accumulate, num_threads, self._level)
         return self._product, (x, self._memory, bias, out, *sizes, *ends)
-
-    def _run(
-        self, x: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, accumulate: bool
-    ) -> None:
-        num_rows = x.shape[0]
-        if not num_rows:
-            return
-        self._product(
-            x.contiguous().numpy(),
-            self._memory,
-            None if bias is None else bias.numpy(),
-            out.numpy(),
-            num_rows,
-            self.depth,
-            self.num_columns,
-            accumulate,
-            torch.get_num_threads(),
-            self._level,
-        )
 
 
 def hold(weight: torch.Tensor) -> Matrix:

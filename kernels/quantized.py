@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from paceline.kernels import native
 from paceline.kernels.huge_pages import empty_on_huge_pages
-from paceline.kernels.product import PANEL, Array, Matrix, TorchMatrix
+from paceline.kernels.product import PANEL, Array, CompiledMatrix, Matrix, TorchMatrix
 
 GROUP = 32  # of the input, for weights as for x
 LEAST = 1e-30  # a group of x that is below counts as zeros
@@ -57,7 +57,9 @@ def round_rows(x: torch.Tensor) -> torch.Tensor:
     depth = x.shape[1]
     groups = torch.unflatten(F.pad(x.float(), (0, -depth % GROUP)), 1, (-1, GROUP))
     highest = groups.abs().amax(dim=2, keepdim=True)
-    most = highest.new_tensor(127)  # a Python number divided by a tensor is rounded twice
+    # A Python number divided by a tensor is rounded twice, a new scalar would be copied from the
+    # host, which a CUDA graph cannot hold.
+    most = torch.full_like(highest, 127)
     inverse = torch.where(highest > LEAST, most / highest, 0)
     step = torch.where(highest > LEAST, highest / most, 0)  # NaN > LEAST is false
     step = torch.where(highest.isfinite(), step, torch.nan)
@@ -89,7 +91,7 @@ class TorchQuantizedMatrix:
         return self.matrix.columns(ids)
 
 
-class PackedQuantizedMatrix:
+class PackedQuantizedMatrix(CompiledMatrix):
     """`blocks` [panels, groups, bytes]; _native_quantized.c says what a block holds."""
 
     def __init__(self, quantized: Quantized, level: int | None = None) -> None:
@@ -107,14 +109,6 @@ class PackedQuantizedMatrix:
     def num_bytes(self) -> int:
         return self.blocks.nbytes
 
-    def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        out = x.new_empty(x.shape[0], self.num_columns)
-        self._run(x, bias, out, False)
-        return out
-
-    def add_product(self, out: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._run(x, bias, out, True)
-
     def columns(self, ids: torch.Tensor) -> torch.Tensor:
         heads, numbers = self.blocks.split(_block_parts(self.bits, self.has_zeros), dim=2)  # type: ignore[no-untyped-call]
         panels, places = ids // PANEL, ids % PANEL
@@ -129,31 +123,9 @@ class PackedQuantizedMatrix:
     def call(
         self, x: Array, bias: Array | None, out: Array, accumulate: bool, num_threads: int
     ) -> tuple[Callable[..., None], tuple[Any, ...]]:
-        """The compiled function and its arguments, for arrays that are used again."""
         sizes = (len(x), self.depth, self.num_columns, self.bits, self.has_zeros)
         ends = (accumulate, num_threads, self._level)
         return self._product, (x, self._memory, bias, out, *sizes, *ends)
-
-    def _run(
-        self, x: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, accumulate: bool
-    ) -> None:
-        num_rows = x.shape[0]
-        if not num_rows:
-            return
-        self._product(
-            x.contiguous().numpy(),
-            self._memory,
-            None if bias is None else bias.numpy(),
-            out.numpy(),
-            num_rows,
-            self.depth,
-            self.num_columns,
-            self.bits,
-            self.has_zeros,
-            accumulate,
-            torch.get_num_threads(),
-            self._level,
-        )
 
 
 class ReorderedMatrix:

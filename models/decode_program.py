@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from paceline.kernels import native
 from paceline.kernels.attention_cpu import fits_compiled
 from paceline.kernels.gate import COMPILED, Activation
-from paceline.kernels.product import PackedMatrix
-from paceline.kernels.quantized import PackedQuantizedMatrix
+from paceline.kernels.product import CompiledMatrix
 from paceline.models.base import ForwardBatch
 from paceline.models.config import AttentionConfig, ModelConfig
 from paceline.models.layers import Linear
@@ -47,7 +46,7 @@ class LayerParts:
 
     def is_compiled(self) -> bool:
         linears = (self.qkv, self.out, self.gate_up, self.down)
-        packed = all(isinstance(x.matrix, PackedMatrix | PackedQuantizedMatrix) for x in linears)
+        packed = all(isinstance(x.matrix, CompiledMatrix) for x in linears)
         norms = (self.norm_1.weight, self.norm_2.weight)
         return packed and self.act in COMPILED and all(native.takes(norm) for norm in norms)
 
@@ -168,7 +167,7 @@ class DecodeProgram:
 
     def _product(self, layer: Linear, x: Floats, out: Floats, accumulate: bool) -> Call:
         matrix = layer.matrix
-        assert isinstance(matrix, PackedMatrix | PackedQuantizedMatrix)
+        assert isinstance(matrix, CompiledMatrix)
         bias = None if layer.bias is None else layer.bias.numpy()
         return matrix.call(x, bias, out, accumulate, self._num_threads)
 
