@@ -64,7 +64,7 @@ class RandomWeights:
 
 
 def make_model() -> Llama:
-    backend.select("auto")
+    backend.select("auto", torch.device("cuda"))
     source = ModelSource(
         Path(), Fields(LLAMA_8B), torch.device("cuda"), torch.bfloat16, (), None, lambda *_: None
     )

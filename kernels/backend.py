@@ -33,10 +33,11 @@ class Choice:
 _wanted = "auto"
 
 
-def select(wanted: str) -> Choice:
-    """For the whole process. Raises ConfigError for what cannot be had."""
+def select(wanted: str, device: torch.device) -> Choice:
+    """For the whole process, which computes on `device`, a CUDA device. Raises ConfigError for
+    what cannot be had."""
     global _wanted
-    choice = choose(wanted)
+    choice = choose(wanted, device)
     if choice.name != wanted:
         log.info("kernels chosen", kernels=choice.name, reason=choice.reason)
     _wanted = wanted
@@ -44,11 +45,11 @@ def select(wanted: str) -> Choice:
 
 
 @functools.cache
-def choose(wanted: str) -> Choice:
+def choose(wanted: str, device: torch.device) -> Choice:
     ConfigError.check("kernels", wanted, wanted in BACKENDS, f"must be one of {BACKENDS}")
     if wanted == "torch":
         return Choice("torch", "asked for")
-    problem = _problem()
+    problem = _problem(device)
     if wanted == "triton":
         ConfigError.check("kernels", wanted, not problem, problem)
         return Choice("triton", "asked for")
@@ -57,14 +58,14 @@ def choose(wanted: str) -> Choice:
 
 
 def uses_triton(tensor: torch.Tensor) -> bool:
-    return tensor.is_cuda and choose(_wanted).name == "triton"
+    return tensor.is_cuda and choose(_wanted, tensor.device).name == "triton"
 
 
-def _problem() -> str:
-    """Why Triton cannot be used; empty when it can."""
+def _problem(device: torch.device) -> str:
+    """Why Triton cannot be used there; empty when it can."""
     import torch
 
     if find_spec("triton") is None:
         return "triton is not installed"
-    capability = torch.cuda.get_device_capability()
+    capability = torch.cuda.get_device_capability(device)
     return "" if capability >= _OLDEST else f"compute capability {capability} is below {_OLDEST}"

@@ -43,7 +43,7 @@ def load_model(
     if dtype not in ELEMENT_BYTES:
         raise ConfigError("dtype", dtype, f"must be one of {', '.join(ELEMENT_BYTES)}")
     if torch.device(device).type == "cuda":
-        backend.select(kernels)
+        backend.select(kernels, torch.device(device))
     fields = Fields(read_json(folder / "config.json"))
     architecture, found = find_model(fields)
     source = ModelSource(
