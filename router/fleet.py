@@ -123,7 +123,7 @@ class Fleet:
             vote = votes.most_common(1)[0][0]
             listed[name] = control_pb2.ModelInfo.FromString(vote)
             listed[name].context_length = room[vote]
-        memory_s = max(MODEL_MEMORY_S, self._config.worker_wait_s)
+        memory_s = self._forget_times(now)
         for name, info in self._models.items():
             if name not in listed and now - self.last_usable(info.content_digest) < memory_s:
                 listed[name] = control_pb2.ModelInfo()
@@ -164,6 +164,13 @@ class Fleet:
     def _model_change(self) -> None:
         self.refresh_models(asyncio.get_running_loop().time())
         self.on_change()
+
+    def _forget_times(self, now: float) -> float:
+        """Those too old to be asked for again. Returns how long they are remembered."""
+        memory_s = max(MODEL_MEMORY_S, self._config.worker_wait_s)
+        times = self._last_usable.items()
+        self._last_usable = {key: time for key, time in times if now - time <= memory_s}
+        return memory_s
 
     def _note_usable(self, session: WorkerSession, now: float) -> None:
         info = session.info

@@ -23,7 +23,6 @@ from paceline.core.errors import (
     KvUnavailable,
     Overloaded,
     PacelineError,
-    PeerGone,
 )
 from paceline.core.ids import BlockKey
 from paceline.core.keys import chain_keys
@@ -49,7 +48,8 @@ KNOWN_SIDECARS: frozenset[str] = frozenset()
 
 
 class Adoption:
-    """Starts at once, as a task. `stop` ends it from outside, `finished` waits for its end."""
+    """Starts at once, as a task. `stop` ends it from outside, `finished` waits for its end. The
+    session knows it until then: its slot may end before a copy does."""
 
     def __init__(
         self, session: "Session", slot: "SlotState", ticket: common_pb2.Ticket, endpoint: str
@@ -65,6 +65,8 @@ class Adoption:
         self._puller: RangePuller | None = None
         self._owes_close = False
         self._task = asyncio.create_task(self._run())
+        session.adoptions.add(self)
+        self._task.add_done_callback(lambda _: session.adoptions.discard(self))
 
     def stop(self) -> bool:
         """True while a copy into the slot's pages is in flight: `TransferClosed` follows it."""
@@ -116,12 +118,8 @@ class Adoption:
         self._puller = RangePuller(
             self._session, peer, self._reserved, self._ticket, num_tail_tokens, self._abort
         )
-        try:
-            record = await self._follow_progress(peer, keys)
-            await self._complete(peer, keys, record)
-        except PeerGone:
-            self._session.peers.forget(peer)
-            raise
+        record = await self._follow_progress(peer, keys)
+        await self._complete(peer, keys, record)
 
     async def _follow_progress(self, peer: Peer, keys: list[BlockKey]) -> kv_pb2.HandoffRecord:
         call = peer.progress(self._ticket)
@@ -138,7 +136,7 @@ class Adoption:
                     await self._pull_to(end, keys)
         finally:
             call.cancel()
-        raise PeerGone("the source ended its progress without a record")
+        raise KvUnavailable("the source ended its progress without a record")
 
     async def _pull_to(self, end: int, keys: list[BlockKey], **options: bool) -> None:
         """Pulls blocks up to `end`, in ranges, and tells the engine of each."""

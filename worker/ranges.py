@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline.core.errors import KvUnavailable, Overloaded
+from paceline.core.errors import KvUnavailable, Overloaded, PeerGone
 from paceline.core.ids import BlockKey
 from paceline.engine.messages import Reserved
 from paceline.kv_transfer.base import CellSums
@@ -173,6 +173,9 @@ class RangePuller:
         self._copy = self._session.pull_threads.submit(lambda: self._copy_parts(parts))
         try:
             return await asyncio.wrap_future(self._copy)
+        except PeerGone:  # the link has failed, for all who read over it
+            self._session.peers.forget(self._peer)
+            raise
         finally:
             self._session.metrics.pulled(self._peer)
 

@@ -79,7 +79,9 @@ class RankLink:
         await self.call(Unpin([]))
 
     def send(self, command: RankCommand) -> None:
-        """Never blocks. Raises Unavailable when the rank has stopped reading."""
+        """Never blocks. Raises Unavailable when the rank reads no more or the link is closed."""
+        if self._is_closed:
+            raise _stopped()
         sent = self._commands.send(self._encoder.encode(command), zmq.NOBLOCK)
         assert isinstance(sent, asyncio.Future)  # done at once, as it must not block
         if sent.exception() is not None:

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 import structlog
@@ -31,6 +31,9 @@ from paceline.worker.rank_watch import RankWatch
 from paceline.worker.router_stream import RouterStream
 from paceline.worker.slots import SlotState, SlotTable
 from paceline.worker.step_events import StepEvents
+
+if TYPE_CHECKING:
+    from paceline.worker.adoption import Adoption
 
 _log = structlog.get_logger("paceline.worker")
 
@@ -70,6 +73,7 @@ class Session:
         self.handoffs = HandoffTable()
         self.peers = PeerDirectory(config, info, connectors)
         self.pull_threads = PullThreads(config.pull_threads)
+        self.adoptions: set[Adoption] = set()  # whose task runs, with a slot or without
         self._events = StepEvents(self)
         on_cpu = config.device == "cpu"
         self.watch = RankWatch(config.beat_s, rank.process.pid, on_cpu=on_cpu)
@@ -176,9 +180,8 @@ class Session:
 
     async def close(self) -> None:
         """Waits for the copies into the pool, then frees it."""
+        await asyncio.gather(*[adoption.finished() for adoption in self.adoptions])
         for slot in self.slots:
-            if slot.adoption is not None:
-                await slot.adoption.finished()
             self.slots.close(slot)
         for task in self._background:
             task.cancel()

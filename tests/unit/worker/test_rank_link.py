@@ -13,6 +13,7 @@ import zmq.asyncio
 from paceline.core.errors import Unavailable
 from paceline.engine.messages import PoolCall, PoolReply, Unpin, Unpinned
 from paceline.worker.rank_link import MAX_POOL_CALLS, RankLink
+from paceline.worker.rank_messages import Ping
 
 _CALLS: msgspec.msgpack.Decoder[PoolCall] = msgspec.msgpack.Decoder(PoolCall)
 
@@ -82,3 +83,10 @@ async def test_a_cancelled_close_stays_cancelled(link: RankLink) -> None:
     closing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await closing
+
+
+async def test_a_command_after_the_close_is_unavailable(tmp_path: Path) -> None:
+    link = RankLink(str(tmp_path))
+    await link.close()
+    with pytest.raises(Unavailable, match="has stopped"):
+        link.send(Ping())
