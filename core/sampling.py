@@ -13,6 +13,7 @@ MAX_BIASES = 1024
 MAX_BIAS = 100.0
 MAX_PENALTY = 2.0  # of presence and frequency
 MAX_BAD_WORDS = 256
+MAX_BAD_SEQUENCES = 2 * MAX_BAD_WORDS  # of tokens: a word by itself, and behind a space
 MAX_BAD_WORD_TOKENS = 64  # of each
 MAX_PROCESSORS = 8
 MAX_ARGUMENT_CHARS = 8192
@@ -128,8 +129,8 @@ class SamplingParams:
             _check("logit_bias", bias, -MAX_BIAS <= bias <= MAX_BIAS, reason)
 
     def _check_bad_words(self) -> None:
-        few = len(self.bad_words) <= MAX_BAD_WORDS
-        reason = f"at most {MAX_BAD_WORDS} token sequences"
+        few = len(self.bad_words) <= MAX_BAD_SEQUENCES
+        reason = f"at most {MAX_BAD_SEQUENCES} token sequences"
         _check("bad_words", f"{len(self.bad_words)} sequences", few, reason)
         reason = f"a bad word has 1 to {MAX_BAD_WORD_TOKENS} tokens"
         for word in self.bad_words:

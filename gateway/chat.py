@@ -36,7 +36,7 @@ async def prepare_chat(
     if max_tokens is None:
         max_tokens = request.max_tokens
     wishes = wishes_of(request, max_tokens, _num_logprobs(request))
-    params = await sampling_params(wishes, model, serving.text)
+    params = sampling_params(wishes, model)
     stops = stop_automata(wishes.stop, serving.config.max_stop_strings)
     priority = checked_priority(wishes.priority)
     messages = _template_messages(request.messages, has_developer=serving.text.has_developer_role)
@@ -45,6 +45,7 @@ async def prepare_chat(
     check_prompt_logprobs(params, len(prompt.token_ids), serving.config.max_prompt_logprobs)
     max_tokens = room.max_tokens_after(len(prompt.token_ids))
     params = dataclasses.replace(params, max_tokens=max_tokens)
+    params = await serving.prompts.with_bad_words(params, wishes.bad_words, model)
     if not request.stream:
         limit = serving.config.max_answer_logprobs
         check_logprobs("top_logprobs", params, params.n * max_tokens, limit)

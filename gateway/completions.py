@@ -35,7 +35,7 @@ async def prepare_completion(
     model = serving.model(request.model)
     options = answer_options(request, has_timing=has_timing)
     wishes = wishes_of(request, request.max_tokens, request.logprobs)
-    params = await sampling_params(wishes, model, serving.text)
+    params = sampling_params(wishes, model)
     stops = stop_automata(wishes.stop, serving.config.max_stop_strings)
     priority = checked_priority(wishes.priority)
     contents = _contents(request.prompt, serving.config.max_prompts)
@@ -47,6 +47,7 @@ async def prepare_completion(
     num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
     limit = serving.config.max_prompt_logprobs
     check_prompt_logprobs(params, num_tokens, limit, num_copies=params.n)
+    params = await serving.prompts.with_bad_words(params, wishes.bad_words, model)
     jobs = []
     for index, prompt in enumerate(prompts):
         max_tokens = room.max_tokens_after(len(prompt.token_ids))

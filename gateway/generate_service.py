@@ -68,7 +68,7 @@ class GenerateService(GenerateServiceServicer):
     async def _job(self, request: GenerateRequest) -> Job:
         model = self._model(request.model)
         wishes = _wishes(request)
-        params = await sampling_params(wishes, model, self._serving.text)
+        params = sampling_params(wishes, model)
         stops = stop_automata(wishes.stop, self._serving.config.max_stop_strings)
         priority = checked_priority(wishes.priority)
         tokens = list(request.tokens.ids)
@@ -79,6 +79,7 @@ class GenerateService(GenerateServiceServicer):
         check_prompt_logprobs(params, num_tokens, self._serving.config.max_prompt_logprobs)
         max_tokens = room.max_tokens_after(num_tokens)
         params = dataclasses.replace(params, max_tokens=max_tokens)
+        params = await self._serving.prompts.with_bad_words(params, wishes.bad_words, model)
         return Job(model, prompt, params, stops, priority)
 
     def _model(self, name: str) -> ModelInfo:

@@ -4,12 +4,15 @@ A text that is much too long is refused before it is tokenised, and no prompt is
 length is known to fit. Of a long text only the copying of its tokens holds the interpreter's lock.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from paceline.core.errors import InvalidRequest
 from paceline.core.keys import chain_keys, root_key, tenant_salt
+from paceline.core.sampling import SamplingParams
+from paceline.gateway.bad_words import bad_word_ids
 from paceline.gateway.context_room import ContextRoom
 from paceline.gateway.jobs import DEFAULT_TENANT, Prompt
 from paceline.gateway.lanes import SHORT_CHARS, Lanes
@@ -22,7 +25,7 @@ Content = str | list[int]  # token ids
 
 
 class Prompts:
-    """Of one gateway. Both ways raise InvalidRequest and ContextLengthExceeded."""
+    """Of one gateway. All ways raise InvalidRequest, those to a prompt ContextLengthExceeded."""
 
     def __init__(self, text: TextModel, secret: str) -> None:
         self._text = text
@@ -60,6 +63,23 @@ class Prompts:
             lane = self._lanes.short if len(content) <= SHORT_CHARS else self._lanes.long
             prompts.append(await lane(partial(self._of_content, content, model, room)))
         return prompts
+
+    async def with_bad_words(
+        self, params: SamplingParams, words: Sequence[str], model: ModelInfo
+    ) -> SamplingParams:
+        """`words`, which are checked, beside the token sequences that may not come already."""
+        if not words:
+            return params
+
+        def extended() -> SamplingParams:
+            ids = bad_word_ids(self._text, words) + params.bad_words
+            found = dataclasses.replace(params, bad_words=ids)
+            found.check_ids(model.vocab_size)
+            return found
+
+        num_chars = 2 * sum(map(len, words))  # each behind a space, too
+        lane = self._lanes.short if num_chars <= SHORT_CHARS else self._lanes.long
+        return await lane(extended)
 
     def close(self) -> None:
         self._lanes.close()

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 from paceline.core.errors import InvalidRequest
 from paceline.core.sampling import LogitsProcessorCall, SamplingParams
-from paceline.gateway.bad_words import bad_word_ids
+from paceline.gateway.bad_words import check_bad_words
 from paceline.gateway.stop_strings import StopAutomaton
-from paceline.gateway.tokenizer import TextModel
 from paceline.v1.control_pb2 import ModelInfo
 
 MAX_STOP_CHARS = 1024
@@ -42,19 +41,16 @@ class SamplingWishes:
     logits_processors: tuple[LogitsProcessorCall, ...] = ()
 
 
-async def sampling_params(
-    wishes: SamplingWishes, model: ModelInfo, text: TextModel
-) -> SamplingParams:
-    """Checked parameters; max_tokens is the whole context if the caller named none."""
-    bad_words = await bad_word_ids(text, wishes.bad_words) + wishes.bad_token_ids
-    params = _params(wishes, model, bad_words)
+def sampling_params(wishes: SamplingWishes, model: ModelInfo) -> SamplingParams:
+    """Checked parameters; max_tokens is the whole context if the caller named none. Bad words are
+    checked, and added by `Prompts.with_bad_words` once nothing else is wrong."""
+    check_bad_words(wishes.bad_words)
+    params = _params(wishes, model)
     params.check_ids(model.vocab_size)
     return params
 
 
-def _params(
-    wishes: SamplingWishes, model: ModelInfo, bad_words: tuple[tuple[int, ...], ...]
-) -> SamplingParams:
+def _params(wishes: SamplingWishes, model: ModelInfo) -> SamplingParams:
     for token_id in wishes.stop_token_ids:
         if not 0 <= token_id < model.vocab_size:
             reason = f"must lie between 0 and {model.vocab_size - 1}"
@@ -78,7 +74,7 @@ def _params(
         presence_penalty=_or(wishes.presence_penalty, 0.0),
         frequency_penalty=_or(wishes.frequency_penalty, 0.0),
         logit_bias=wishes.logit_bias,
-        bad_words=bad_words,
+        bad_words=wishes.bad_token_ids,
         logits_processors=wishes.logits_processors,
     )
 

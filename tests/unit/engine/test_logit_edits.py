@@ -425,7 +425,7 @@ def test_logits_that_are_no_numbers_are_not_the_callers_fault(value: float) -> N
         ("logit_bias", tuple((i, 1.0) for i in range(1025))),
         ("bad_words", ((),)),
         ("bad_words", ((1,) * 65,)),
-        ("bad_words", ((1,),) * 257),
+        ("bad_words", ((1,),) * 513),
         ("num_prompt_logprobs", 21),
         ("num_prompt_logprobs", -2),
         ("logits_processors", (LogitsProcessorCall("x"),) * 9),

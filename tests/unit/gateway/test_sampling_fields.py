@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import grpc
 import pytest
 
 from paceline.gateway.bad_words import bad_word_ids
+from paceline.gateway.tokenizer import TextModel
 from paceline.rpc.channel import connect
 from paceline.rpc.convert import sampling_from_proto
 from paceline.v1.common_pb2 import (
@@ -134,8 +136,59 @@ class Words:
 
 
 async def test_a_bad_word_counts_behind_a_space_too() -> None:
-    ids = await bad_word_ids(Words(), ["cat", " xy", "up", "cat"])  # type: ignore[arg-type]
+    ids = bad_word_ids(Words(), ["cat", " xy", "up", "cat"])  # type: ignore[arg-type]
     assert ids == ((3,), (4,), (5, 6), (7,))
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Those in which words were tokenised: word 12 has the tokens 1, 12, behind a space 2, 12."""
+    threads: list[str] = []
+
+    def encode_words(self: TextModel, texts: Sequence[str]) -> list[list[int]]:
+        threads.append(threading.current_thread().name.split("_")[0])
+        return [[1 + text.startswith(" "), int(text)] for text in texts]
+
+    monkeypatch.setattr(TextModel, "encode_words", encode_words)
+    return threads
+
+
+async def test_all_bad_words_that_are_promised_may_have_two_forms(
+    deployment: Deployment, threads: list[str]
+) -> None:
+    words = [str(i) for i in range(256)]
+    assert (await deployment.chat(bad_words=words)).status_code == 200
+    assert (await deployment.complete(["a", "b"], bad_words=words)).status_code == 200
+    await generate(deployment, bad_words=words)
+    assert len(deployment.router.submissions) == 4
+    expected = tuple((first, i) for i in range(256) for first in (1, 2))
+    for submission in deployment.router.submissions:
+        assert sampling_from_proto(submission.request.sampling).bad_words == expected
+    assert threads == ["short-texts"] * 3
+    long = ["0" * 250 + word.zfill(3) for word in words]
+    assert (await deployment.complete(bad_words=long)).status_code == 200
+    assert threads[3:] == ["long-texts"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"temperature": -1}, {"stop": ""}, {"priority": 2**31}, {"max_tokens": 1000}, {"n": 129}]
+    + [{"bad_words": ["1"] * 257}, {"bad_words": ["1", ""]}, {"prompt_logprobs": 21}],
+    ids=str,
+)
+async def test_bad_words_of_a_request_that_is_wrong_are_not_tokenised(
+    deployment: Deployment, threads: list[str], fields: dict[str, Any]
+) -> None:
+    fields = {"bad_words": ["1"], **fields}
+    for ask in (deployment.chat, deployment.complete):
+        assert (await ask(**fields)).status_code == 400
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        stop = {"stop": [fields["stop"]]} if "stop" in fields else {}
+        priority = {"priority": 0, "n": 129} if "priority" in fields else {}  # 32 bits there
+        scores = {"num_prompt_logprobs": 21} if fields.pop("prompt_logprobs", None) else {}
+        await generate(deployment, **(fields | stop | priority | scores))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert threads == []
 
 
 async def test_prompt_logprobs_of_completions_stand_in_each_choice(deployment: Deployment) -> None:
