@@ -18,6 +18,7 @@ from paceline.engine.block_table import BlockTable
 from paceline.engine.messages import GrantedRun
 from paceline.engine.page_pool import PagePool, PageState
 from paceline.engine.prefix_cache import PrefixCache
+from paceline.engine.refusal import Refusal
 from paceline.engine.sequence import Sequence, pages_of
 
 
@@ -66,12 +67,17 @@ class Allocator:
         Returns the number of leading blocks that were found. None: it does not fit now.
         """
         sequence.extend_keys(max_hit_blocks)
+        keys = sequence.keys[:max_hit_blocks]
+        if not self._may_fit(sequence, keys, allowance, spared):
+            return None
         packed = sequence.tokens[: max_hit_blocks * PAGE_TOKENS].tobytes()
         with self.pool.lock:
-            num_hits, hits = self.cache.match(sequence.keys[:max_hit_blocks], packed)
+            num_hits, hits = self.cache.match(keys, packed)
             firsts = [num_hits - len(pages) for pages in hits]
             if not self._begin(sequence, firsts, hits, allowance, spared):
+                sequence.refusal = Refusal.now(self.cache, keys, packed)
                 return None
+            sequence.refusal = None
             for i, group in enumerate(self.groups):
                 if not group.window:
                     self._take(sequence, i, pages_of(sequence.num_tokens) - num_hits)
@@ -229,6 +235,17 @@ class Allocator:
             self.pool.release([page], self.clock.fence)
         table.pages[block] = named
         self.on_pages(sequence, group, block, block + 1)
+
+    def _may_fit(
+        self, sequence: Sequence, keys: list[bytes], allowance: Pages, spared: int
+    ) -> bool:
+        """False: as far as its last refusal tells, it does not."""
+        if sequence.refusal is None:
+            return True
+        with self.pool.lock:
+            shared = sequence.refusal.most_shared(self.cache, keys)
+            available = self.pool.num_available - spared
+            return shared is None or sum(allowance) - shared <= available
 
     def _begin(
         self,

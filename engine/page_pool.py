@@ -74,6 +74,7 @@ class PagePool:
         self.pages = [Page() for _ in range(num_pages)]
         self.counts = [num_pages, 0, 0, 0, 0]
         self.num_promised = 0
+        self.num_revived = 0  # times that a page ceased to be cached
         self.num_overlaps = 0  # references but the first to pages of groups with a window
         self.max_pinned = int(num_pages * max_pinned_share)
         self.free_pages: deque[int] = deque(range(num_pages))
@@ -225,6 +226,7 @@ class PagePool:
             return
         if record.state is PageState.CACHED:
             del self.cached_pages[page]
+            self.num_revived += 1
         if state is PageState.CACHED:
             self.cached_pages[page] = None
         elif state is PageState.FREE:

@@ -47,18 +47,31 @@ class PrefixCache:
     def match(self, keys: Sequence[bytes], packed_tokens: bytes) -> tuple[int, list[list[int]]]:
         """The most leading blocks of `keys` that can be reused, and by group the pages of those
         that the next token sees."""
-        num_blocks = len(keys)
-        runs: dict[int, list[int]] = {}
-        for i, group in enumerate(self.groups):
-            if not group.window:
-                runs[i] = self.run_from(i, 0, keys[:num_blocks], packed_tokens)
-                num_blocks = len(runs[i])
+        num_blocks, runs = self.full_runs(keys, packed_tokens)
         num_blocks = self._agree(num_blocks, keys, packed_tokens)
         for i, group in enumerate(self.groups):
             if group.window:
                 first = self._first_of(i, num_blocks)
                 runs[i] = self.run_from(i, first, keys[:num_blocks], packed_tokens)
         return num_blocks, [runs[i][:num_blocks] for i in range(len(self.groups))]
+
+    def full_runs(
+        self, keys: Sequence[bytes], packed_tokens: bytes
+    ) -> tuple[int, dict[int, list[int]]]:
+        """The leading blocks of `keys` that are here in all groups of full attention, and pages of
+        those, or more, by group."""
+        num_blocks = len(keys)
+        runs: dict[int, list[int]] = {}
+        for i, group in enumerate(self.groups):
+            if not group.window:
+                runs[i] = self.run_from(i, 0, keys[:num_blocks], packed_tokens)
+                num_blocks = len(runs[i])
+        return num_blocks, runs
+
+    def is_named(self, key: bytes) -> bool:
+        """Whether all groups of full attention may have this block."""
+        full = [i for i, group in enumerate(self.groups) if not group.window]
+        return self.enabled and all(key in self._page_of[i] for i in full)
 
     def run_from(
         self, group: int, first: int, keys: Sequence[bytes], packed_tokens: bytes

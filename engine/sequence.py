@@ -6,6 +6,7 @@ is forked. Forked sequences refer to the same full pages; each has partial last 
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,9 @@ from paceline.engine.block_table import BlockTable
 from paceline.engine.messages import RequestSpec
 from paceline.engine.request_edits import RequestEdits
 from paceline.engine.token_counts import TokenCounts
+
+if TYPE_CHECKING:
+    from paceline.engine.refusal import Refusal
 
 
 class Stage(Enum):
@@ -74,6 +78,7 @@ class Sequence:
         "num_computed",
         "num_tokens",
         "order",
+        "refusal",
         "row",
         "stage",
         "tables",
@@ -101,6 +106,7 @@ class Sequence:
         self.num_blocks = 0  # for which every table is long enough
         self.is_granted = False  # pages, or a promise of them
         self.keys: list[bytes] = []
+        self.refusal: Refusal | None = None  # the last time that it did not fit
         self.row = -1
         self.has_emitted = False
         self.counts: TokenCounts | None = None  # made when a penalty asks for it
