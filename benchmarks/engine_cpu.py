@@ -5,10 +5,12 @@ batch 1, 8 and 32 after prompts of 128 tokens, prefill of 1024 tokens; `…_of_f
 the rate that `benchmarks.floors` allows; `…_int8` and `…_int4` are rates with weights rounded on
 load. `idle_overhead_mib` is what a worker's two processes hold beside one float32 copy of the
 weights and the pool (`benchmarks.footprint` says how it is counted); `ready_s` the time from
-starting a decode worker until /readyz says yes, median of 3. With --peer,
-`…_vs_vllm`: our rate over that of vLLM on the CPU, in float32 with both cores (benchmarks/peers).
+starting a decode worker until /readyz says yes, median of 3. With --peer, `…_vs_vllm`: our rate in
+float32 over that of vLLM on the CPU with both cores, `…_vs_llamacpp`: our 4-bit rate over that of
+llama.cpp's Q4_1 with two threads (benchmarks/peers).
 """
 
+import os
 import random
 import sys
 import time
@@ -162,14 +164,21 @@ def measure(options: Options) -> dict[str, float]:
     engine = engine_figures(model, quick=options.quick)
     for quantization in QUANTIZATIONS:
         engine |= quantized_figures(model, quantization, quick=options.quick)
-    return {**workers, **engine, **(vllm_ratios(engine, model) if options.peer else {})}
+    if options.peer:
+        engine |= ratios(engine, "vllm", peer_figures("vllm_cpu", str(model)))
+        gguf = os.environ.get("PACELINE_PEER_GGUF", "")
+        engine |= ratios(engine, "llamacpp", peer_figures("llamacpp", gguf, "2"), "_int4")
+    return {**workers, **engine}
 
 
-def vllm_ratios(ours: dict[str, float], model: Path) -> dict[str, float]:
+def ratios(
+    ours: dict[str, float], peer: str, rates: dict[str, float], suffix: str = ""
+) -> dict[str, float]:
+    """A peer's rates and ours over them. `suffix`: of those of ours that are compared."""
     found: dict[str, float] = {}
-    for key, rate in peer_figures("vllm_cpu", str(model)).items():
-        found[f"vllm_{key}"] = rate
-        found[key.replace("tok_s", "vs_vllm")] = ours[key] / rate
+    for key, rate in rates.items():
+        found[f"{peer}_{key}"] = rate
+        found[key.replace("tok_s", f"vs_{peer}")] = ours[key + suffix] / rate
     return found
 
 
