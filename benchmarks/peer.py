@@ -27,5 +27,7 @@ def peer_figures(name: str, *arguments: str) -> dict[str, float]:
     )
     if done.returncode:
         raise SystemExit(f"peer {name} failed with status {done.returncode}")
-    figures: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+    # What a peer logs at its end may go to stdout, too.
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    figures: dict[str, float] = json.loads(lines[-1])
     return figures
