@@ -54,8 +54,8 @@ class GatewayConfig:
     request_timeout_s: float = setting(600.0, "Longest time that a request may take.")
     read_timeout_s: float = setting(
         30.0,
-        "Longest time that head or body of a request may take, and that a client may take none"
-        " of its answer.",
+        "Longest time that head or body of a request, or its gRPC message, may take, and that a"
+        " client may take none of its answer.",
     )
     keep_alive_s: float = setting(75.0, "How long an idle connection stays open.")
     drain_timeout_s: float = setting(30.0, "How long running streams may take at shutdown.")

@@ -2,7 +2,8 @@
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 
 import grpc
 
@@ -30,24 +31,25 @@ _Context = grpc.aio.ServicerContext[GenerateRequest, GenerateResponse]
 
 
 class GenerateService(GenerateServiceServicer):
-    """A call that the client cancels is cancelled here by gRPC, and upstream by `close`."""
+    """A call that the client cancels is cancelled here by gRPC, and upstream by `close`.
+
+    Its server admits calls by `admitted`."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
 
-    async def Generate(
-        self, request: GenerateRequest, context: _Context
-    ) -> AsyncIterator[GenerateResponse]:
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """Around a call, from before its message is here: one without a message counts, too."""
         try:
             with self._serving.admitted():
-                async for response in self._generate(request, context):
-                    yield response
+                yield
         except Exception as failure:  # to be counted; what becomes of it is said in rpc/edge.py
             code = failure.code if isinstance(failure, PacelineError) else ErrorCode.INTERNAL
             self._serving.metrics.errors.labels(code.value).inc()
             raise
 
-    async def _generate(
+    async def Generate(
         self, request: GenerateRequest, context: _Context
     ) -> AsyncIterator[GenerateResponse]:
         deadline = self._deadline(context)
@@ -76,7 +78,8 @@ class GenerateService(GenerateServiceServicer):
         room = completion_room(model, wishes.max_tokens)
         (prompt,) = await self._serving.prompts.of_contents([content], model, room)
         num_tokens = len(prompt.token_ids)
-        check_prompt_logprobs(params, num_tokens, self._serving.config.max_prompt_logprobs)
+        limit = self._serving.config.max_prompt_logprobs
+        check_prompt_logprobs(params, num_tokens, limit, field="num_prompt_logprobs")
         max_tokens = room.max_tokens_after(num_tokens)
         params = dataclasses.replace(params, max_tokens=max_tokens)
         params = await self._serving.prompts.with_bad_words(params, wishes.bad_words, model)

@@ -8,6 +8,8 @@ from paceline.gateway.config import GatewayConfig
 from paceline.gateway.generate_service import GenerateService
 from paceline.gateway.serving import Serving
 from paceline.rpc.channel import make_server
+from paceline.rpc.edge import Edge
+from paceline.rpc.open_calls import OpenCalls
 from paceline.v1 import generate_pb2
 from paceline.v1.generate_pb2_grpc import add_GenerateServiceServicer_to_server
 
@@ -19,11 +21,11 @@ class GrpcServer:
 
     def __init__(self, serving: Serving, config: GatewayConfig) -> None:
         self._config = config
-        self._server = make_server(max_request_bytes=config.max_body_bytes)
+        service = GenerateService(serving)
+        self._edge = Edge(None, service.admitted, OpenCalls(config.read_timeout_s))
+        self._server = make_server(self._edge, config.max_body_bytes)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
-        add_GenerateServiceServicer_to_server(  # type: ignore[no-untyped-call]
-            GenerateService(serving), self._server
-        )
+        add_GenerateServiceServicer_to_server(service, self._server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
@@ -40,7 +42,9 @@ class GrpcServer:
             await self._health.set(name, value)
 
     async def stop(self) -> None:
-        """Stops accepting, lets running calls end within the drain timeout, cuts the rest."""
+        """Stops accepting, ends calls that only wait, lets those that run end within the drain
+        timeout, cuts the rest."""
+        self._edge.stop()
         await self._server.stop(self._config.drain_timeout_s)
 
     def _bind(self) -> int:

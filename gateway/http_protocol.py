@@ -5,6 +5,7 @@
 
 A connection that owes us bytes has a timer that further bytes do not renew. One that takes none of
 its answer has a timer that only progress renews. Of too many connections the longest idle is cut.
+At shutdown a request whose body is not here yet is refused after a second.
 """
 
 import asyncio
@@ -23,17 +24,23 @@ from paceline.core.errors import ErrorCode
 from paceline.gateway.errors import body_of
 from paceline.gateway.http_1_0 import CloseDelimited
 
-MAX_HEAD_BYTES = 64 << 10
+MAX_HEAD_BYTES = 64 << 10  # as received, within a piece
+MAX_FIELDS = 256
+_PIECE_BYTES = 8 << 10  # parsed at a time: the parser tells what it found, not where a head ended
+_SHUTDOWN_BODY_S = 1.0
 _LINGER_S = 2.0  # a refused client that still sends would otherwise miss the answer
 
 
 class Refusal(Exception):
     """Raised inside the parser; becomes the answer, after which the connection is closed."""
 
-    def __init__(self, status: HTTPStatus, message: str) -> None:
+    def __init__(
+        self, status: HTTPStatus, message: str, code: ErrorCode = ErrorCode.INVALID_REQUEST
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
+        self.code = code
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -47,7 +54,6 @@ class BoundedProtocol(HttpToolsProtocol):
     _write_timer: asyncio.TimerHandle | None = None
     _num_unsent_bytes = 0  # when the write timer was started
     _num_head_bytes = 0  # received since the last progress
-    _num_parsed_bytes = 0  # of the head, in whole fields
     _has_progress = False  # in what is being parsed: bytes of a body, or its end
     _is_deaf = False  # refused: what still comes is thrown away
     _plain_head = b""  # of a request that asks for another protocol, without that wish
@@ -90,34 +96,28 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _parse(self, data: bytes) -> None:
         """Raises HttpParserError. A wish for another protocol is ignored, as RFC 9110 allows."""
-        self._has_progress = False
         rest = memoryview(data)
-        while rest:
+        while rest and not self._is_deaf:
+            num_bytes = len(rest[:_PIECE_BYTES])
+            self._has_progress = False
             try:
-                self.parser.feed_data(rest)
-                break
+                self.parser.feed_data(rest[:num_bytes])
             except httptools.HttpParserUpgrade as upgrade:
+                num_bytes = upgrade.args[0]
                 self.parser.feed_data(self._plain_head)
-                rest = rest[upgrade.args[0] :]
-        self._num_head_bytes = 0 if self._has_progress else self._num_head_bytes + len(data)
-        if self._num_head_bytes > MAX_HEAD_BYTES:
-            self._refuse(_head_too_large())
+            rest = rest[num_bytes:]
+            self._num_head_bytes = 0 if self._has_progress else self._num_head_bytes + num_bytes
+            if self._num_head_bytes > MAX_HEAD_BYTES:
+                self._refuse(_head_too_large(f"{MAX_HEAD_BYTES} bytes"))
 
     def _is_answered(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
 
     # --- what the parser finds ---
 
-    def on_message_begin(self) -> None:
-        self._num_parsed_bytes = 0
-        super().on_message_begin()
-
-    def on_url(self, url: bytes) -> None:
-        self._count_head(len(url))
-        super().on_url(url)
-
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count_head(len(name) + len(value))
+        if len(self.headers) >= MAX_FIELDS:
+            raise _head_too_large(f"{MAX_FIELDS} fields")
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -140,11 +140,6 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self.parser.should_upgrade():
             self._has_progress = True
             super().on_message_complete()
-
-    def _count_head(self, num_bytes: int) -> None:
-        self._num_parsed_bytes += num_bytes
-        if self._num_parsed_bytes > MAX_HEAD_BYTES:
-            raise _head_too_large()
 
     def _head_without_upgrade(self) -> bytes:
         method = self.parser.get_method()
@@ -202,6 +197,19 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.write_eof()
         self._read_timer = self.loop.call_later(_LINGER_S, self.transport.abort)
 
+    def shutdown(self) -> None:
+        super().shutdown()
+        if not self._is_answered() and self.cycle.more_body and self._read_timer is None:
+            self._read_timer = self.loop.call_later(_SHUTDOWN_BODY_S, self._refuse_body)
+
+    def _refuse_body(self) -> None:
+        """Nothing of this request has run yet."""
+        self._read_timer = None
+        if not self._is_answered() and self.cycle.more_body:
+            message = "The server is shutting down."
+            status = HTTPStatus.SERVICE_UNAVAILABLE
+            self._refuse(Refusal(status, message, ErrorCode.UNAVAILABLE))
+
     # --- timers ---
 
     def _start_read_timer(self) -> None:
@@ -242,13 +250,13 @@ class BoundedProtocol(HttpToolsProtocol):
             self._start_write_timer()
 
 
-def _head_too_large() -> Refusal:
-    message = f"The request's head exceeds {MAX_HEAD_BYTES} bytes."
+def _head_too_large(limit: str) -> Refusal:
+    message = f"The request's head exceeds {limit}."
     return Refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, message)
 
 
 def _answer(refusal: Refusal) -> Response:
-    body = body_of(refusal.status, refusal.message, None, ErrorCode.INVALID_REQUEST.value)
+    body = body_of(refusal.status, refusal.message, None, refusal.code.value)
     return Response(body, refusal.status, {"connection": "close"}, "application/json")
 
 

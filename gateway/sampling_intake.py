@@ -90,7 +90,12 @@ def stop_automata(stop: tuple[str, ...], max_stop_strings: int) -> tuple[StopAut
 
 
 def check_prompt_logprobs(
-    params: SamplingParams, num_prompt_tokens: int, limit: int, *, num_copies: int = 1
+    params: SamplingParams,
+    num_prompt_tokens: int,
+    limit: int,
+    *,
+    num_copies: int = 1,
+    field: str = "prompt_logprobs",
 ) -> None:
     """An answer holds them all, `num_copies` times: a short list of ids would become megabytes."""
     asked = params.num_prompt_logprobs
@@ -101,7 +106,7 @@ def check_prompt_logprobs(
             f"with {num_prompt_tokens} prompt tokens{times} that is {num_values} values in an "
             f"answer; at most {limit}"
         )
-        raise InvalidRequest("prompt_logprobs", asked, reason)
+        raise InvalidRequest(field, asked, reason)
 
 
 def check_logprobs(field: str, params: SamplingParams, num_tokens: int, limit: int) -> None:

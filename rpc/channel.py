@@ -5,6 +5,7 @@ import grpc
 from paceline.rpc.edge import Edge
 
 MAX_CALLS = 8192  # under way at a server; a worker's own bounds (slots, pins) are far below
+HANDSHAKE_MS = 5000  # a connection that says less holds up the stop of a server so long
 MAX_MESSAGE_BYTES = 16 << 20  # 128k tokens with keys fit; nothing legal is larger
 
 _OPTIONS = [
@@ -39,13 +40,16 @@ def connect_blocking(endpoint: str) -> grpc.Channel:
 
 
 def make_server(
-    secret: bytes | None = None, max_request_bytes: int = MAX_MESSAGE_BYTES
+    edge: Edge | bytes | None = None, max_request_bytes: int = MAX_MESSAGE_BYTES
 ) -> grpc.aio.Server:
-    """A server whose servicers may raise any PacelineError. With a `secret`, callers must show
-    that they know it (rpc/caller_token.py); without one it is public."""
-    options = dict(_SERVER_OPTIONS) | {"grpc.max_receive_message_length": max_request_bytes}
+    """A server whose servicers may raise any PacelineError. `edge`: what stands before them, or
+    the secret that callers must show they know (rpc/caller_token.py); None: it is public."""
+    options = dict(_SERVER_OPTIONS) | {
+        "grpc.max_receive_message_length": max_request_bytes,
+        "grpc.server_handshake_timeout_ms": HANDSHAKE_MS,
+    }
     return grpc.aio.server(
-        interceptors=(Edge(secret),),
+        interceptors=(edge if isinstance(edge, Edge) else Edge(edge),),
         options=list(options.items()),
         maximum_concurrent_rpcs=MAX_CALLS,
     )

@@ -2,13 +2,21 @@
 
 A servicer raises what is wrong; here, and only here, it becomes a gRPC status (rpc/status.py).
 Messages are parsed here, too: gRPC itself answers UNKNOWN to one that does not parse. A servicer
-gets them as its argument; `context.read()` would give bytes. Services that are not ours (health,
-reflection) ask for no token.
+gets them as its argument; `context.read()` would give bytes. Towards gRPC every method takes a
+stream of messages: it would wait for ever for the one of a unary call, before we hear of the call.
+Services that are not ours (health, reflection) ask for no token.
 """
 
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    aclosing,
+    asynccontextmanager,
+    nullcontext,
+)
+from functools import partial
 from typing import Any
 
 import grpc
@@ -17,22 +25,35 @@ from google.protobuf.message import DecodeError
 
 from paceline.core.errors import EngineFailure, IncompatiblePeer, InvalidRequest, PacelineError
 from paceline.rpc import caller_token
+from paceline.rpc.open_calls import OpenCalls
 from paceline.rpc.status import abort
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Handler = Any  # grpc.RpcMethodHandler, whose attributes are not in its types
 Method = Callable[[Any, Context], Any]
 Parse = Callable[[bytes], Any]
+Gate = Callable[[], AbstractContextManager[None]]
+Guard = Callable[[Context], AbstractAsyncContextManager[None]]
+Intake = Callable[[AsyncIterator[bytes], Context], Awaitable[Any]]
 
 _OURS = "/paceline."
 _log = structlog.get_logger("paceline.rpc")
 
 
 class Edge(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """`secret`: callers must know it; None for a public API."""
+    """`secret`: callers must know it; None for a public API. `gate` is around every call of ours,
+    from before its message is here, and may refuse it."""
 
-    def __init__(self, secret: bytes | None) -> None:
+    def __init__(
+        self, secret: bytes | None, gate: Gate = nullcontext, calls: OpenCalls | None = None
+    ) -> None:
         self._secret = secret
+        self._gate = gate
+        self._calls = calls or OpenCalls()
+
+    def stop(self) -> None:
+        """Ends calls that only wait for their caller: they would hold up the server's stop."""
+        self._calls.stop()
 
     async def intercept_service(
         self,
@@ -42,23 +63,47 @@ class Edge(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        kind = ("stream" if handler.request_streaming else "unary") + (
-            "_stream" if handler.response_streaming else "_unary"
-        )
-        method = getattr(handler, kind)
-        parsed = _parsing(method, handler.request_deserializer, handler.request_streaming)
-        secret = self._secret if handler_call_details.method.startswith(_OURS) else None
+        request = "stream" if handler.request_streaming else "unary"
+        response = "stream" if handler.response_streaming else "unary"
+        method = getattr(handler, f"{request}_{response}")
+        guard = self._ours if handler_call_details.method.startswith(_OURS) else self._foreign
+        read = self._messages if handler.request_streaming else self._message
         edged = _generator if inspect.isasyncgenfunction(method) else _coroutine
-        return getattr(grpc, f"{kind}_rpc_method_handler")(
-            edged(parsed, secret), None, handler.response_serializer
+        return getattr(grpc, f"stream_{response}_rpc_method_handler")(
+            edged(method, guard, partial(read, handler.request_deserializer)),
+            None,
+            handler.response_serializer,
         )
 
+    async def _messages(
+        self, parse: Parse, messages: AsyncIterator[bytes], context: Context
+    ) -> AsyncIterator[Any]:
+        return _parsed_stream(messages, parse)
 
-def _coroutine(method: Method, secret: bytes | None) -> Method:
-    async def edged(request: Any, context: Context) -> Any:
-        await _admit(context, secret)
+    async def _message(self, parse: Parse, messages: AsyncIterator[bytes], context: Context) -> Any:
+        return _parsed(await self._calls.first_message(context), parse)
+
+    @asynccontextmanager
+    async def _ours(self, context: Context) -> AsyncIterator[None]:
+        if self._secret is not None:
+            try:
+                caller_token.check(context.invocation_metadata() or (), self._secret)
+            except IncompatiblePeer as error:
+                await abort(context, error, grpc.StatusCode.UNAUTHENTICATED)
+        with self._gate():
+            yield
+
+    @asynccontextmanager
+    async def _foreign(self, context: Context) -> AsyncIterator[None]:
+        async with self._calls.foreign():
+            yield
+
+
+def _coroutine(method: Method, guard: Guard, intake: Intake) -> Method:
+    async def edged(messages: AsyncIterator[bytes], context: Context) -> Any:
         try:
-            return await method(request, context)
+            async with guard(context):
+                return await method(await intake(messages, context), context)
         except grpc.aio.AbortError:
             raise
         except Exception as failure:
@@ -67,35 +112,20 @@ def _coroutine(method: Method, secret: bytes | None) -> Method:
     return edged
 
 
-def _generator(method: Method, secret: bytes | None) -> Method:
-    async def edged(request: Any, context: Context) -> AsyncIterator[Any]:
-        await _admit(context, secret)
+def _generator(method: Method, guard: Guard, intake: Intake) -> Method:
+    async def edged(messages: AsyncIterator[bytes], context: Context) -> AsyncIterator[Any]:
         try:
-            async with aclosing(method(request, context)) as responses:
-                async for response in responses:
-                    yield response
+            async with guard(context):
+                request = await intake(messages, context)
+                async with aclosing(method(request, context)) as responses:
+                    async for response in responses:
+                        yield response
         except grpc.aio.AbortError:
             raise
         except Exception as failure:
             await abort(context, _as_ours(failure))
 
     return edged
-
-
-async def _admit(context: Context, secret: bytes | None) -> None:
-    if secret is None:
-        return
-    try:
-        caller_token.check(context.invocation_metadata() or (), secret)
-    except IncompatiblePeer as error:
-        await abort(context, error, grpc.StatusCode.UNAUTHENTICATED)
-
-
-def _parsing(method: Method, parse: Parse, is_stream: bool) -> Method:
-    """`method` for raw requests. Raises InvalidRequest, in the call or in its stream."""
-    if is_stream:
-        return lambda raw, context: method(_parsed_stream(raw, parse), context)
-    return lambda raw, context: method(_parsed(raw, parse), context)
 
 
 async def _parsed_stream(messages: AsyncIterator[bytes], parse: Parse) -> AsyncIterator[Any]:

@@ -214,6 +214,9 @@ HEADS = {
     "a long field": b"a: " + b"b" * 200_000,
     "a field without end": b"a: " + b"b" * (8 << 20),
     "a long name": b"a" * 200_000 + b": b\r\n",
+    "fields of spaces": (b"a: " + b" " * 1000 + b"b\r\n") * 100,
+    "too many fields": b"a: b\r\n" * 257,
+    "too many empty fields": b"a:\r\n" * 10_000,
 }
 
 
@@ -223,8 +226,27 @@ async def test_a_head_that_is_too_large_gets_431(deployment: Deployment, name: s
     status, headers, body = await raw_request(deployment.port, head + b"\r\n\r\n")
     assert status == 431 and headers["connection"] == "close"
     error = json.loads(body)["error"]
-    assert error["type"] == "invalid_request_error" and "65536 bytes" in error["message"]
+    limit = "256 fields" if "many" in name else "65536 bytes"
+    assert error["type"] == "invalid_request_error" and limit in error["message"]
     assert (await deployment.http.get("/livez")).status_code == 200
+
+
+@pytest.mark.parametrize("name", HEADS)
+async def test_what_follows_a_head_does_not_hide_its_size(
+    deployment: Deployment, name: str
+) -> None:
+    """A body and another request that come with it in one piece."""
+    request = COMPLETION.replace(b"host: test\r\n", b"host: test\r\n" + HEADS[name])
+    status, headers, _ = await raw_request(deployment.port, request + LIVEZ)
+    assert status == 431 and headers["connection"] == "close"
+    assert not deployment.router.submissions
+
+
+async def test_a_head_within_its_limits_is_served(deployment: Deployment) -> None:
+    fields = b"a: b\r\n" * 253 + b"b: " + b"x" * 62_000 + b"\r\n"
+    request = COMPLETION.replace(b"host: test\r\n", b"host: test\r\n" + fields)
+    received = await exchange(deployment.port, request * 3 + b"GET / HTTP/0.9\r\n\r\n")
+    assert statuses(received)[:3] == [200] * 3
 
 
 async def test_trailers_count_as_head(deployment: Deployment) -> None:

@@ -1,5 +1,6 @@
 """The edge of every server, over real gRPC: who is let in, and what errors become."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -9,11 +10,21 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from paceline.core.errors import IncompatiblePeer, InvalidRequest, KvUnavailable, Overloaded
-from paceline.rpc import caller_token
+from paceline.core.errors import (
+    IncompatiblePeer,
+    InvalidRequest,
+    KvUnavailable,
+    Overloaded,
+    PacelineError,
+)
+from paceline.rpc import caller_token, open_calls
+from paceline.rpc import channel as channel_settings
 from paceline.rpc.channel import connect, make_server
+from paceline.rpc.edge import Edge
+from paceline.rpc.open_calls import OpenCalls
 from paceline.rpc.status import error_of
 from paceline.v1 import kv_pb2, kv_pb2_grpc, worker_pb2, worker_pb2_grpc
+from tests.support.gateway_client import until
 
 SECRET = b"deployment"
 
@@ -47,8 +58,10 @@ class Worker(worker_pb2_grpc.WorkerServiceServicer):
 
 
 @asynccontextmanager
-async def serving(secret: bytes | None) -> AsyncIterator[grpc.aio.Channel]:
-    server = make_server(secret)
+async def serving(secret: bytes | None, first_message_s: float = 5) -> AsyncIterator[Any]:
+    """Yields a channel; `edge` and `server` are attributes of it."""
+    edge = Edge(secret, calls=OpenCalls(first_message_s))
+    server = make_server(edge)
     kv_pb2_grpc.add_KvTransferServiceServicer_to_server(Kv(), server)  # type: ignore[no-untyped-call]
     worker_pb2_grpc.add_WorkerServiceServicer_to_server(Worker(), server)  # type: ignore[no-untyped-call]
     reflection.enable_server_reflection(["paceline.v1.KvTransferService"], server)
@@ -56,6 +69,7 @@ async def serving(secret: bytes | None) -> AsyncIterator[grpc.aio.Channel]:
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with connect(f"127.0.0.1:{port}") as channel:
+        channel.edge, channel.server = edge, server  # type: ignore[attr-defined]
         yield channel
     await server.stop(None)
 
@@ -169,6 +183,85 @@ async def test_a_message_that_does_not_parse_is_the_callers_fault() -> None:
             error = error_of(refused.value)
             assert isinstance(error, InvalidRequest) and error.field == "request"
             assert refused.value.details() == f"request='{len(JUNK)} bytes': {NO_MESSAGE}"
+
+
+UNARY = (
+    "/paceline.v1.KvTransferService/Unpin",
+    "/paceline.v1.KvTransferService/Progress",
+    HEALTH + "Check",
+    HEALTH + "Watch",
+)
+
+
+async def refusal(call: Any) -> tuple[grpc.StatusCode, PacelineError]:
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        async with asyncio.timeout(4):
+            await call.read()
+    return refused.value.code(), error_of(refused.value)
+
+
+@pytest.mark.parametrize("method", UNARY)
+async def test_a_message_that_does_not_come_is_waited_for_no_longer(method: str) -> None:
+    async with serving(None, first_message_s=0.1) as channel:
+        silent, empty = channel.stream_stream(method)(), channel.stream_stream(method)()
+        await empty.done_writing()
+        for call, reason in ((silent, "did not arrive within 0.1 s"), (empty, "sent none")):
+            status, error = await refusal(call)
+            assert status is grpc.StatusCode.INVALID_ARGUMENT
+            assert error.field == "request" and reason in error.message
+
+
+@pytest.mark.parametrize("method", UNARY[:2])
+async def test_a_stranger_is_refused_before_its_message_comes(method: str) -> None:
+    async with serving(SECRET) as channel:
+        status, _ = await refusal(channel.stream_stream(method)())
+        assert status is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_calls_that_only_wait_do_not_hold_up_a_stop() -> None:
+    async with serving(None) as channel:
+        waiting = [channel.stream_stream(method)() for method in (*UNARY, REFLECTION)]
+        watch = channel.unary_stream(HEALTH + "Watch")(b"")
+        assert await watch.read()
+        idle = channel.stream_stream(REFLECTION)()
+        await idle.write(b"")
+        assert await idle.read()
+        channel.edge.stop()
+        async with asyncio.timeout(2):
+            await channel.server.stop(30)
+        for call in (*waiting, watch, idle):
+            assert (await refusal(call))[0] is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize("sent", [b"", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"])
+async def test_connections_that_say_nothing_do_not_hold_up_a_stop_for_long(
+    monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(channel_settings, "HANDSHAKE_MS", 300)
+    server = make_server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(sent)
+    await asyncio.sleep(0.05)
+    async with asyncio.timeout(3):
+        await server.stop(30)
+        await reader.read(-1)
+    writer.close()
+
+
+async def test_calls_of_other_services_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_calls, "MAX_FOREIGN_CALLS", 2)
+    async with serving(None) as channel:
+        watches = [channel.unary_stream(HEALTH + "Watch")(b"") for _ in range(2)]
+        for watch in watches:
+            assert await watch.read()
+        status, _ = await refusal(channel.unary_stream(HEALTH + "Watch")(b""))
+        assert status is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert await kv(channel).Unpin(kv_pb2.UnpinRequest())
+        watches[0].cancel()
+        await until(lambda: channel.edge._calls._num_foreign == 1)
+        assert await channel.unary_stream(HEALTH + "Watch")(b"").read()
 
 
 async def test_a_bug_tells_the_caller_nothing() -> None:

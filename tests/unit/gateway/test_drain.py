@@ -1,0 +1,113 @@
+"""A gateway that stops waits for what runs, and for nothing else."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from paceline.core.errors import Overloaded, Unavailable
+from paceline.rpc.channel import connect
+from paceline.rpc.status import error_of
+from paceline.v1.generate_pb2 import GenerateRequest
+from paceline.v1.generate_pb2_grpc import GenerateServiceStub
+from tests.support.fake_router_service import bytes_reply
+from tests.support.gateway_client import until
+from tests.support.gateway_deployment import Deployment, running
+
+GENERATE, WATCH = "/paceline.v1.GenerateService/Generate", "/grpc.health.v1.Health/Watch"
+LIVEZ = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
+HALF = b'POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 500\r\n\r\n{"model"'
+UNFINISHED = {
+    "nothing": (b"", b""),
+    "half a head": (HALF[:20], b""),
+    "half a body": (HALF, b"HTTP/1.1 503"),
+    "half a chunk": (
+        HALF.replace(b"content-length: 500", b"transfer-encoding: chunked") + b"\r\n5\r\n",
+        b"HTTP/1.1 ",
+    ),
+    "half a body behind an answer": (LIVEZ + HALF, b"HTTP/1.1 200"),
+}
+
+
+@asynccontextmanager
+async def opened(model_dir: Path, **settings: Any) -> AsyncIterator[tuple[Deployment, Any]]:
+    """A gateway with long limits, and a channel to it."""
+    limits = {"drain_timeout_s": 30.0, "read_timeout_s": 30.0, **settings}
+    async with (
+        running(model_dir, **limits) as deployment,
+        connect(f"127.0.0.1:{deployment.gateway.grpc_port}") as channel,
+    ):
+        yield deployment, channel
+
+
+@pytest.mark.parametrize("name", UNFINISHED)
+async def test_an_unfinished_request_does_not_hold_up_a_drain(model_dir: Path, name: str) -> None:
+    sent, answer = UNFINISHED[name]
+    async with opened(model_dir) as (deployment, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", deployment.port)
+        writer.write(sent)
+        await asyncio.sleep(0.05)
+        started = time.monotonic()
+        received, _ = await asyncio.gather(reader.read(-1), deployment.gateway.drain())
+        assert time.monotonic() - started < 4
+        assert received.startswith(answer)
+        if b"503" in received:
+            assert b'"code":"unavailable"' in received and b"shutting down" in received
+        writer.close()
+
+
+async def test_calls_that_wait_for_their_caller_do_not_either(model_dir: Path) -> None:
+    """And a stream that runs meanwhile goes on to its end."""
+    async with opened(model_dir) as (deployment, channel):
+        deployment.router.reply = lambda request: bytes_reply(b"0123456789", interval_s=0.1)
+        silent = [channel.stream_stream(GENERATE)() for _ in range(3)]
+        watch = channel.unary_stream(WATCH)(b"")
+        assert await watch.read()
+        await until(lambda: deployment.gateway.serving.num_running == 3)
+        stub = GenerateServiceStub(channel)  # type: ignore[no-untyped-call]
+        call = stub.Generate(GenerateRequest(text="Hi"))
+        text = (await call.read()).text
+        started = time.monotonic()
+        draining = asyncio.create_task(deployment.gateway.drain())
+        for waiting in (*silent, watch):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                while await waiting.read() is not grpc.aio.EOF:
+                    pass  # a watcher may hear of the end first
+                raise AssertionError("ended without an error")
+            assert isinstance(error_of(caught.value), Unavailable)
+        assert time.monotonic() - started < 0.5
+        while (response := await call.read()) is not grpc.aio.EOF:
+            text += response.text
+        await draining
+        assert time.monotonic() - started < 3
+        assert text == "0123456789"
+
+
+async def test_calls_without_a_message_count_against_the_limit(model_dir: Path) -> None:
+    async with opened(model_dir, max_concurrent_requests=2) as (deployment, channel):
+        silent = [channel.stream_stream(GENERATE)() for _ in range(2)]
+        await until(lambda: deployment.gateway.serving.num_running == 2)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.stream_stream(GENERATE)().read()
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert isinstance(error_of(caught.value), Overloaded)
+        assert (await deployment.complete()).status_code == 429
+        for call in silent:
+            call.cancel()
+        await until(lambda: deployment.gateway.serving.num_running == 0)
+        assert (await deployment.complete()).status_code == 200
+        text = deployment.gateway.serving.metrics.text()
+        assert b'errors_total{code="overloaded"} 2.0' in text
+
+
+async def test_a_message_that_does_not_come_is_waited_for_no_longer(model_dir: Path) -> None:
+    async with opened(model_dir, read_timeout_s=0.2) as (deployment, channel):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.stream_stream(GENERATE)().read()
+        assert caught.value.details() == "request='no message': did not arrive within 0.2 s"
+        assert deployment.gateway.serving.num_running == 0
