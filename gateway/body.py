@@ -100,6 +100,7 @@ def _invalid_field(text: str) -> InvalidRequest:
         error.message = f"Missing required parameter: '{error.field}'."
     elif _TOO_LONG.search(text):
         error.message = f"Invalid value for '{error.field}': must fit in 64 bits with its sign."
+        error.field = str(error.field).partition("[")[0]
     else:
         what = f"'{error.field}'" if error.field else "the request body"
         error.message = f"Invalid type for {what}: {_AT.sub('', text)[:_MAX_CHARS]}."
