@@ -18,6 +18,8 @@ from paceline.cli.cluster import Cluster
 from paceline.core import metrics as names
 from tests.support.end_to_end import Alone, prompt, streaming
 
+pytestmark = pytest.mark.slow
+
 NUM_STREAMS = 12
 NUM_PROMPT = 120
 LONG_PROMPT = 1500  # 0.2 s of prefill each

@@ -13,6 +13,8 @@ from benchmarks.kill_worker import kill_tree
 from benchmarks.loadgen import send_all
 from tests.support.end_to_end import Alone, prompt, streaming
 
+pytestmark = pytest.mark.slow
+
 NUM_STREAMS = 4
 SHORT = {"max_tokens": 8, "ignore_eos": True, "temperature": 1, "seed": 5}
 LONG = {**SHORT, "max_tokens": 100}  # 2 s
