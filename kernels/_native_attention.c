@@ -124,34 +124,8 @@ static int next_chunk(const struct attention *a, const struct block *b, struct c
     return 1;
 }
 
-#define NAME(x) x##_portable
-#define TARGET
-#define LANES 4
-#include "_native_vector.h"
-
-#include "_native_attention.h"
-#undef NAME
-#undef TARGET
-#undef LANES
-
-#if defined(__x86_64__)
-#define NAME(x) x##_avx2
-#define TARGET TARGET_AVX2
-#define LANES 8
-#include "_native_vector.h"
-
-#include "_native_attention.h"
-#undef NAME
-#undef TARGET
-#undef LANES
-
-#define NAME(x) x##_avx512
-#define TARGET TARGET_AVX512
-#define LANES 16
-#include "_native_vector.h"
-
-#include "_native_attention.h"
-#endif
+#define PER_LEVEL "_native_attention.h"
+#include "_native_levels.h"
 
 static const struct kernel {
     void (*attend)(const struct attention *a, struct block *b);

@@ -80,34 +80,8 @@ static float key_of(uint32_t ordered)
     return key;
 }
 
-#define NAME(x) x##_portable
-#define TARGET
-#define LANES 4
-#include "_native_vector.h"
-
-#include "_native_filter.h"
-#undef NAME
-#undef TARGET
-#undef LANES
-
-#if defined(__x86_64__)
-#define NAME(x) x##_avx2
-#define TARGET TARGET_AVX2
-#define LANES 8
-#include "_native_vector.h"
-
-#include "_native_filter.h"
-#undef NAME
-#undef TARGET
-#undef LANES
-
-#define NAME(x) x##_avx512
-#define TARGET TARGET_AVX512
-#define LANES 16
-#include "_native_vector.h"
-
-#include "_native_filter.h"
-#endif
+#define PER_LEVEL "_native_filter.h"
+#include "_native_levels.h"
 
 typedef void (*filter_fn)(struct row *r, const struct limits *limits);
 static const filter_fn filter_rows[NUM_LEVELS] = {

@@ -57,34 +57,8 @@ static void try_token(const struct draw *d, struct drawn *drawn, ptrdiff_t id)
     }
 }
 
-#define NAME(x) x##_portable
-#define TARGET
-#define LANES 4
-#include "_native_vector.h"
-
-#include "_native_gumbel.h"
-#undef NAME
-#undef TARGET
-#undef LANES
-
-#if defined(__x86_64__)
-#define NAME(x) x##_avx2
-#define TARGET TARGET_AVX2
-#define LANES 8
-#include "_native_vector.h"
-
-#include "_native_gumbel.h"
-#undef NAME
-#undef TARGET
-#undef LANES
-
-#define NAME(x) x##_avx512
-#define TARGET TARGET_AVX512
-#define LANES 16
-#include "_native_vector.h"
-
-#include "_native_gumbel.h"
-#endif
+#define PER_LEVEL "_native_gumbel.h"
+#include "_native_levels.h"
 
 typedef void (*draw_fn)(const struct draw *d, struct drawn *drawn);
 static const draw_fn draw_rows[NUM_LEVELS] = {

@@ -19,34 +19,8 @@ struct rows {
     void (*one)(const struct rows *r, ptrdiff_t row);
 };
 
-#define NAME(x) x##_portable
-#define TARGET
-#define LANES 4
-#include "_native_vector.h"
-
-#include "_native_rows.h"
-#undef NAME
-#undef TARGET
-#undef LANES
-
-#if defined(__x86_64__)
-#define NAME(x) x##_avx2
-#define TARGET TARGET_AVX2
-#define LANES 8
-#include "_native_vector.h"
-
-#include "_native_rows.h"
-#undef NAME
-#undef TARGET
-#undef LANES
-
-#define NAME(x) x##_avx512
-#define TARGET TARGET_AVX512
-#define LANES 16
-#include "_native_vector.h"
-
-#include "_native_rows.h"
-#endif
+#define PER_LEVEL "_native_rows.h"
+#include "_native_levels.h"
 
 static const struct kernel {
     void (*norm)(const struct rows *r, ptrdiff_t row);

@@ -61,34 +61,8 @@ static float nth_highest(const float *x, ptrdiff_t count, ptrdiff_t n)
     return top.count == n ? top.lowest : -INFINITY;
 }
 
-#define NAME(x) x##_portable
-#define TARGET
-#define LANES 4
-#include "_native_vector.h"
-
-#include "_native_scores.h"
-#undef NAME
-#undef TARGET
-#undef LANES
-
-#if defined(__x86_64__)
-#define NAME(x) x##_avx2
-#define TARGET TARGET_AVX2
-#define LANES 8
-#include "_native_vector.h"
-
-#include "_native_scores.h"
-#undef NAME
-#undef TARGET
-#undef LANES
-
-#define NAME(x) x##_avx512
-#define TARGET TARGET_AVX512
-#define LANES 16
-#include "_native_vector.h"
-
-#include "_native_scores.h"
-#endif
+#define PER_LEVEL "_native_scores.h"
+#include "_native_levels.h"
 
 typedef void (*score_fn)(const struct scored *s, struct top *top);
 static const score_fn score_rows[NUM_LEVELS] = {
