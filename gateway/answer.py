@@ -55,8 +55,9 @@ class Answer(Protocol):
         ...
 
 
-def usage(generation: Generation) -> dict[str, Any]:
-    prompt, output = generation.num_prompt_tokens, generation.num_output_tokens
+def usage(generation: Generation, *, has_output: bool = True) -> dict[str, Any]:
+    prompt = generation.num_prompt_tokens
+    output = generation.num_output_tokens if has_output else 0
     return {
         "prompt_tokens": prompt,
         "completion_tokens": output,
@@ -65,8 +66,8 @@ def usage(generation: Generation) -> dict[str, Any]:
     }
 
 
-def usage_frame(prefix: bytes, generation: Generation) -> bytes:
-    body = orjson.dumps(usage(generation))
+def usage_frame(prefix: bytes, generation: Generation, *, has_output: bool = True) -> bytes:
+    body = orjson.dumps(usage(generation, has_output=has_output))
     return prefix + b',"choices":[],"usage":' + body + b"}\n\n"
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from typing import Any
 
 import orjson
 from starlette.applications import Starlette
@@ -11,8 +12,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from paceline.core.errors import PacelineError, Unavailable
-from paceline.gateway import chat, completions
-from paceline.gateway.endpoint import Endpoint
+from paceline.gateway import chat, completions, tokenize
+from paceline.gateway.endpoint import Endpoint, GeneratingEndpoint, JsonEndpoint
 from paceline.gateway.errors import body_of, http_error
 from paceline.gateway.serving import NO_DECODE_WORKER, Serving
 from paceline.v1.control_pb2 import ModelInfo
@@ -24,11 +25,16 @@ _CODES = {404: "not_found", 405: "method_not_allowed"}
 def make_app(serving: Serving) -> Starlette:
     """The ASGI app over a Serving; tests drive it through a real server."""
     pages = Pages(serving)
-    chat_endpoint = Endpoint(serving, chat.DECODER, chat.prepare_chat)
-    completion_endpoint = Endpoint(serving, completions.DECODER, completions.prepare_completion)
+    posts: dict[str, Endpoint[Any]] = {
+        "/v1/chat/completions": GeneratingEndpoint(serving, chat.DECODER, chat.prepare_chat),
+        "/v1/completions": GeneratingEndpoint(
+            serving, completions.DECODER, completions.prepare_completion
+        ),
+        "/tokenize": JsonEndpoint(serving, tokenize.TOKENIZE, tokenize.tokenize),
+        "/detokenize": JsonEndpoint(serving, tokenize.DETOKENIZE, tokenize.detokenize),
+    }
     routes = [
-        Route("/v1/chat/completions", chat_endpoint, methods=["POST"]),
-        Route("/v1/completions", completion_endpoint, methods=["POST"]),
+        *(Route(path, endpoint, methods=["POST"]) for path, endpoint in posts.items()),
         Route("/v1/models", pages.models),
         Route("/v1/models/{name:path}", pages.model),
         Route("/livez", pages.livez),

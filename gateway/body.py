@@ -9,9 +9,9 @@ from starlette.types import Receive, Scope
 
 from paceline.core.errors import Cancelled, InvalidRequest
 from paceline.gateway.errors import BodyTooLarge, BodyTooSlow
-from paceline.gateway.openai_types import NEUTRAL, SamplingFields
+from paceline.gateway.openai_types import Body
 
-R = TypeVar("R", bound=SamplingFields)
+R = TypeVar("R", bound=Body)
 
 _MAX_CHARS = 100  # of a caller's own words in our answer
 _UNKNOWN_FIELD = re.compile(r"unknown field `(.*?)`")
@@ -63,10 +63,10 @@ def decode(decoder: "msgspec.json.Decoder[R]", body: bytes) -> R:
         raise _invalid_body(f"is not valid JSON in UTF-8: {error}") from None
     except RecursionError:
         raise _invalid_body("is nested too deeply") from None
-    for name, neutral in NEUTRAL.items():
+    for name, neutral in request.neutral.items():
         value = getattr(request, name)
         if value is not None and value not in neutral:
-            raise InvalidRequest(name, value, "is not supported yet")
+            raise InvalidRequest(name, value, "is not supported")
     return request
 
 

@@ -1,7 +1,6 @@
 """POST /v1/chat/completions: messages through the model's template to one job."""
 
 import dataclasses
-from typing import Any
 
 import msgspec
 
@@ -11,8 +10,14 @@ from paceline.gateway.chat_answer import ChatAnswer
 from paceline.gateway.context_room import ContextRoom
 from paceline.gateway.jobs import Job
 from paceline.gateway.logprobs import checked_count
-from paceline.gateway.openai_types import ChatMessage, ChatRequest, ContentPart
-from paceline.gateway.prepared import PreparedRequest, answer_options, wishes_of
+from paceline.gateway.messages import chat_of
+from paceline.gateway.openai_types import ChatRequest
+from paceline.gateway.prepared import (
+    PreparedRequest,
+    answer_options,
+    text_options,
+    wishes_of,
+)
 from paceline.gateway.prompt_logprobs import PromptLogprobsText
 from paceline.gateway.sampling_intake import (
     check_logprobs,
@@ -39,9 +44,9 @@ async def prepare_chat(
     params = sampling_params(wishes, model)
     stops = stop_automata(wishes.stop, serving.config.max_stop_strings)
     priority = checked_priority(wishes.priority)
-    messages = _template_messages(request.messages, has_developer=serving.text.has_developer_role)
+    chat = chat_of(request.messages, request, has_developer=serving.text.has_developer_role)
     room = ContextRoom(model.context_length, "messages", max_tokens)
-    prompt = await serving.prompts.of_chat(messages, model, room)
+    prompt = await serving.prompts.of_chat(chat, model, room)
     check_prompt_logprobs(params, len(prompt.token_ids), serving.config.max_prompt_logprobs)
     max_tokens = room.max_tokens_after(len(prompt.token_ids))
     params = dataclasses.replace(params, max_tokens=max_tokens)
@@ -57,9 +62,8 @@ async def prepare_chat(
         has_usage=options.has_usage,
         has_timing=options.has_timing,
     )
-    return PreparedRequest(
-        model, [Job(model, prompt, params, stops, priority)], answer, bool(request.stream)
-    )
+    job = Job(model, prompt, params, stops, priority, text=text_options(request))
+    return PreparedRequest(model, [job], answer, bool(request.stream))
 
 
 def _num_logprobs(request: ChatRequest) -> int | None:
@@ -69,42 +73,3 @@ def _num_logprobs(request: ChatRequest) -> int | None:
         reason = "is only allowed when logprobs is true"
         raise InvalidRequest("top_logprobs", request.top_logprobs, reason)
     return None
-
-
-def _template_messages(messages: list[ChatMessage], *, has_developer: bool) -> list[dict[str, Any]]:
-    """Messages as templates expect them: text content, roles that models know."""
-    if not messages:
-        raise InvalidRequest("messages", [], "must not be empty")
-    return [
-        _template_message(f"messages[{index}]", message, has_developer=has_developer)
-        for index, message in enumerate(messages)
-    ]
-
-
-def _template_message(field: str, message: ChatMessage, *, has_developer: bool) -> dict[str, Any]:
-    if message.role in ("tool", "function"):
-        raise InvalidRequest(f"{field}.role", message.role, "tools are not supported yet")
-    if message.tool_calls:
-        raise InvalidRequest(f"{field}.tool_calls", "…", "tools are not supported yet")
-    if message.function_call:
-        raise InvalidRequest(f"{field}.function_call", "…", "tools are not supported yet")
-    role: str = message.role
-    if role == "developer" and not has_developer:
-        role = "system"
-    content = {"role": role, "content": _text(f"{field}.content", message.content)}
-    return content if message.name is None else content | {"name": message.name}
-
-
-def _text(field: str, content: str | list[ContentPart] | None) -> str:
-    """Parts are joined by line ends: templates of text models expect one string."""
-    if isinstance(content, str):
-        return content
-    if not content:
-        raise InvalidRequest(field, content, "must be a string or a list of text parts")
-    texts = []
-    for index, part in enumerate(content):
-        if part.type != "text" or part.text is None:
-            reason = "only text parts are supported by this model"
-            raise InvalidRequest(f"{field}[{index}].type", part.type, reason)
-        texts.append(part.text)
-    return "\n".join(texts)

@@ -1,8 +1,9 @@
 """Chat templates, rendered as transformers does, in a sandbox, within bounds of size and time."""
 
+import dataclasses
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from paceline.core.errors import ConfigError, InvalidRequest
+from paceline.gateway.messages import Chat
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
+_CUT = "PACELINE_CUTS_HERE "  # a template may trim the space, which shows that it trims
 
 
 class ChatTemplate:
@@ -33,14 +36,27 @@ class ChatTemplate:
         self._timeout_s = timeout_s
         self.knows_developer = "developer" in source
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render(self, chat: Chat) -> str:
         """The prompt's text. Raises InvalidRequest when the template refuses the messages."""
+        if not chat.continues_last:
+            return self._render(chat)
+        last = {**chat.messages[-1], "content": chat.messages[-1]["content"] + _CUT}
+        marked = dataclasses.replace(chat, messages=[*chat.messages[:-1], last])
+        before, mark, after = self._render(marked).rpartition(_CUT.rstrip())
+        if not mark:
+            raise _refused("the template leaves the last message out: it cannot be continued")
+        return before if after.startswith(" ") else before.rstrip()
+
+    def _render(self, chat: Chat) -> str:
         pieces: list[str] = []
         num_chars = 0
         deadline = time.monotonic() + self._timeout_s
         try:
             for piece in self._template.generate(
-                messages=messages, tools=None, add_generation_prompt=True, **self._variables
+                messages=chat.messages,
+                tools=None,
+                add_generation_prompt=chat.asks_for_answer,
+                **self._variables,
             ):
                 pieces.append(piece)
                 num_chars += len(piece)

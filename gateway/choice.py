@@ -34,6 +34,8 @@ class Choice:
         stops: Sequence[StopAutomaton],
         min_tokens: int,
         end_ids: frozenset[int],
+        *,
+        shows_stop: bool = False,
     ) -> None:
         self.index = index  # in the response
         self.num_tokens = 0
@@ -41,7 +43,8 @@ class Choice:
         self.last_emission_s = 0.0
         self._num_chars = 0
         self._detokenizer = detokenizer
-        self._matcher = StopMatcher(stops)
+        self._matcher = StopMatcher(stops, is_shown=shows_stop)
+        self._shows_stop = shows_stop
         self._min_tokens = min_tokens
         self._end_ids = end_ids
 
@@ -74,7 +77,7 @@ class Choice:
         self.num_tokens += 1
         delta.token_ids.append(token_id)
         delta.text_offsets.append(self._num_chars)
-        if finish is FinishReason.STOP and token_id in self._end_ids:
+        if finish is FinishReason.STOP and token_id in self._end_ids and not self._shows_stop:
             return  # the token that ends a text is no part of it
         piece = self._detokenizer.push(token_id)
         self._num_chars += len(piece)

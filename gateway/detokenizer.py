@@ -52,14 +52,14 @@ class ByteTable:
 class ByteLevelDetokenizer:
     """Exact and cheap: no call into the tokenizer a token."""
 
-    __slots__ = ("_decoder", "_table")
+    __slots__ = ("_bytes_of", "_decoder")
 
-    def __init__(self, table: ByteTable) -> None:
-        self._table = table
+    def __init__(self, table: ByteTable, *, skip_special: bool = True) -> None:
+        self._bytes_of = table.visible if skip_special else table.raw
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
-        return self._decoder.decode(self._table.visible(token_id))
+        return self._decoder.decode(self._bytes_of(token_id))
 
     def flush(self) -> str:
         return self._decoder.decode(b"", True)
@@ -74,16 +74,19 @@ class WindowDetokenizer:
     the window starts with ids already shown: at first the last ids of the prompt.
     """
 
-    __slots__ = ("_held", "_num_context", "_shown", "_tokenizer", "_window")
+    __slots__ = ("_num_context", "_shown", "_skip_special", "_tokenizer", "_window")
 
-    def __init__(self, tokenizer: Tokenizer, context_ids: Sequence[int] = ()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, context_ids: Sequence[int] = (), *, skip_special: bool = True
+    ) -> None:
         self._tokenizer = tokenizer
+        self._skip_special = skip_special
         self._start(list(context_ids))
 
     def push(self, token_id: int) -> str:
         self._window.append(token_id)
         num_held = len(self._window) - self._num_context
-        text = self._tokenizer.decode(self._window, skip_special_tokens=True)
+        text = self._decoded(self._window)
         if text.endswith(_REPLACEMENT) and num_held < _MAX_HELD_TOKENS:
             return ""
         delta = text[len(self._shown) :]
@@ -94,14 +97,17 @@ class WindowDetokenizer:
         return delta
 
     def flush(self) -> str:
-        delta = self._tokenizer.decode(self._window, skip_special_tokens=True)[len(self._shown) :]
+        delta = self._decoded(self._window)[len(self._shown) :]
         self._start([])
         return delta
 
     def _start(self, context: list[int]) -> None:
         self._window = context
         self._num_context = len(context)
-        self._shown = self._tokenizer.decode(context, skip_special_tokens=True) if context else ""
+        self._shown = self._decoded(context) if context else ""
+
+    def _decoded(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=self._skip_special)
 
 
 def byte_level_bytes(piece: str) -> bytes:

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 
 import grpc
 
-from paceline.core.errors import ErrorCode, InvalidRequest, PacelineError
+from paceline.core.errors import ErrorCode, PacelineError
 from paceline.gateway.choice import Choice, Delta
 from paceline.gateway.completions import completion_room
 from paceline.gateway.deadline import Deadline
 from paceline.gateway.generation import Generation
-from paceline.gateway.jobs import Job
+from paceline.gateway.jobs import Job, TextOptions
 from paceline.gateway.logprobs import checked_count
 from paceline.gateway.sampling_intake import (
     SamplingWishes,
@@ -23,7 +23,6 @@ from paceline.gateway.sampling_intake import (
 )
 from paceline.gateway.serving import Serving
 from paceline.rpc.convert import calls_from_proto, finish_to_proto
-from paceline.v1.control_pb2 import ModelInfo
 from paceline.v1.generate_pb2 import GenerateRequest, GenerateResponse
 from paceline.v1.generate_pb2_grpc import GenerateServiceServicer
 
@@ -68,7 +67,7 @@ class GenerateService(GenerateServiceServicer):
             generation.close()
 
     async def _job(self, request: GenerateRequest) -> Job:
-        model = self._model(request.model)
+        model = self._serving.model_or_only(request.model)
         wishes = _wishes(request)
         params = sampling_params(wishes, model)
         stops = stop_automata(wishes.stop, self._serving.config.max_stop_strings)
@@ -83,16 +82,12 @@ class GenerateService(GenerateServiceServicer):
         max_tokens = room.max_tokens_after(num_tokens)
         params = dataclasses.replace(params, max_tokens=max_tokens)
         params = await self._serving.prompts.with_bad_words(params, wishes.bad_words, model)
-        return Job(model, prompt, params, stops, priority)
-
-    def _model(self, name: str) -> ModelInfo:
-        """An empty name means the only model."""
-        models = self._serving.known_models()
-        if not name and len(models) == 1:
-            return models[0]
-        if not name and models:
-            raise InvalidRequest("model", name, "name one: several are served")
-        return self._serving.model(name)
+        text = TextOptions(
+            skips_special=request.skip_special_tokens
+            or not request.HasField("skip_special_tokens"),
+            shows_stop=request.include_stop_str_in_output,
+        )
+        return Job(model, prompt, params, stops, priority, text=text)
 
     def _deadline(self, context: _Context) -> Deadline:
         """The call's own, within the gateway's."""

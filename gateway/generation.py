@@ -138,10 +138,11 @@ class Generation:
         return [
             Choice(
                 job.first_choice + index,
-                self._text.detokenizer(job.prompt.token_ids),
+                self._text.detokenizer(job.prompt.token_ids, skip_special=job.text.skips_special),
                 job.stops,
                 job.params.min_tokens,
                 end_ids,
+                shows_stop=job.text.shows_stop,
             )
             for index in range(job.params.n)
         ]

@@ -20,6 +20,14 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
+class TextOptions:
+    """How tokens become text: a matter of the gateway alone."""
+
+    skips_special: bool = True  # tokens
+    shows_stop: bool = False  # strings and tokens at which a text ends
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """One prompt with its n choices; `first_choice` is where they stand in the response."""
 
@@ -29,6 +37,7 @@ class Job:
     stops: tuple[StopAutomaton, ...]
     priority: int = 0
     first_choice: int = 0
+    text: TextOptions = TextOptions()
 
 
 def token_request(job: Job, budget_s: float) -> TokenRequest:

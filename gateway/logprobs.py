@@ -1,7 +1,7 @@
 """Log probabilities in OpenAI's two shapes. JSON has no infinities: impossible tokens are -9999."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
@@ -9,7 +9,7 @@ import orjson
 from paceline.core.errors import InvalidRequest
 from paceline.core.sampling import MAX_TOP_LOGPROBS
 from paceline.gateway.choice import Delta
-from paceline.v1.common_pb2 import TokenLogprob
+from paceline.v1.common_pb2 import PositionLogprobs, TokenLogprob
 
 _IMPOSSIBLE = -9999.0
 
@@ -46,6 +46,9 @@ class JsonList:
         if items:
             self._parts.append(orjson.dumps(items)[1:-1])
 
+    def join(self, other: "JsonList") -> None:
+        self._parts.extend(other._parts)
+
     def content(self) -> orjson.Fragment:
         return orjson.Fragment(b"[" + b",".join(self._parts) + b"]")
 
@@ -75,15 +78,38 @@ class CompletionLogprobs:
         self._has_top = False
         self._offsets = JsonList()
 
-    def add(self, delta: Delta) -> None:
-        positions = delta.logprobs
+    def add(self, delta: Delta, first_offset: int = 0) -> None:
+        """`first_offset`: characters before the output."""
+        offsets = [first_offset + offset for offset in delta.text_offsets]
+        self.add_positions(delta.logprobs, offsets)
+
+    def add_positions(
+        self,
+        positions: Sequence[PositionLogprobs],
+        offsets: Sequence[int],
+        num_top: int = MAX_TOP_LOGPROBS,
+    ) -> None:
         self._tokens.extend([self._name(p.chosen.token_id) for p in positions])
         self._logprobs.extend([finite(p.chosen.logprob) for p in positions])
-        self._top.extend(
-            [{self._name(t.token_id): finite(t.logprob) for t in p.top} for p in positions]
-        )
-        self._has_top = self._has_top or any(p.top for p in positions)
-        self._offsets.extend(delta.text_offsets[: len(positions)])
+        tops = [p.top[:num_top] for p in positions]
+        self._top.extend([{self._name(t.token_id): finite(t.logprob) for t in top} for top in tops])
+        self._has_top = self._has_top or any(tops)
+        self._offsets.extend(list(offsets[: len(positions)]))
+
+    def add_unknown(self, token_id: int, offset: int) -> None:
+        """A token without any."""
+        self._tokens.extend([self._name(token_id)])
+        self._logprobs.extend([None])
+        self._top.extend([None])
+        self._offsets.extend([offset])
+
+    def extend(self, other: "CompletionLogprobs") -> None:
+        """With those of tokens that follow, which are ready."""
+        self._tokens.join(other._tokens)
+        self._logprobs.join(other._logprobs)
+        self._top.join(other._top)
+        self._has_top = self._has_top or other._has_top
+        self._offsets.join(other._offsets)
 
     def content(self) -> dict[str, Any]:
         return {

@@ -1,16 +1,43 @@
 """Bodies of OpenAI's API, strictly typed. What is not listed is refused: a typo changes meaning.
 
 Fields of three kinds: served ones; harmless ones, accepted and ignored (_Ignored); and features
-that are not supported yet (_Unsupported), accepted only with the value that means "off".
+that are not served (_Unsupported), accepted only with the value that means "off".
 """
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
 # Longer ones of JSON have no use here, and Python prints none of more than 4300 digits.
 Integer = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+
+
+# Values of fields that are not served that mean "off"; None always does.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "suffix": ("",),
+    "length_penalty": (1,),
+    "use_beam_search": (False,),
+    "response_format": ({"type": "text"},),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "reasoning_effort": (),
+    "verbosity": (),
+    "web_search_options": (),
+}
+CHAT_NEUTRAL: dict[str, tuple[Any, ...]] = {**NEUTRAL, "best_of": (1,), "echo": (False,)}
+
+
+class Body(msgspec.Struct, kw_only=True):
+    """Of any request. `neutral`: the only values that some of its fields may have."""
+
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
 
 
 class StreamOptions(msgspec.Struct):
@@ -33,7 +60,7 @@ class ChatMessage(msgspec.Struct):
     function_call: Any = None
 
 
-class _Ignored(msgspec.Struct, kw_only=True):
+class _Ignored(Body, kw_only=True):
     user: Any = None
     metadata: Any = None
     store: Any = None
@@ -45,13 +72,11 @@ class _Ignored(msgspec.Struct, kw_only=True):
 
 
 class _Unsupported(_Ignored, kw_only=True):
-    best_of: Any = None
-    echo: Any = None
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = NEUTRAL
+
     suffix: Any = None
     length_penalty: Any = None
     use_beam_search: Any = None
-    include_stop_str_in_output: Any = None
-    skip_special_tokens: Any = None
     response_format: Any = None
     tools: Any = None
     tool_choice: Any = None
@@ -90,6 +115,8 @@ class SamplingFields(_Unsupported, kw_only=True):
     top_k: Integer | None = None
     min_tokens: Integer | None = None
     ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
     stop_token_ids: list[Integer] | None = None
     priority: Integer | None = None
     min_p: float | None = None
@@ -101,35 +128,39 @@ class SamplingFields(_Unsupported, kw_only=True):
 
 
 class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = CHAT_NEUTRAL
+
+    best_of: Any = None
+    echo: Any = None
     messages: list[ChatMessage]
     max_completion_tokens: Integer | None = None
     logprobs: bool | None = None
     top_logprobs: Integer | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
 
 
 class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     prompt: str | list[str | Integer | list[Integer]]
     logprobs: Integer | None = None
+    echo: bool | None = None
+    best_of: Integer | None = None
+    add_special_tokens: bool | None = None
 
 
-# Values that mean "off"; None always does.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,),
-    "echo": (False,),
-    "suffix": ("",),
-    "length_penalty": (1,),
-    "use_beam_search": (False,),
-    "include_stop_str_in_output": (False,),
-    "skip_special_tokens": (True,),
-    "response_format": ({"type": "text"},),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "modalities": (["text"],),
-    "audio": (),
-    "prediction": (),
-    "reasoning_effort": (),
-    "verbosity": (),
-    "web_search_options": (),
-}
+class TokenizeRequest(Body, kw_only=True, forbid_unknown_fields=True):
+    """A text or a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Body, kw_only=True, forbid_unknown_fields=True):
+    tokens: list[Integer]
+    model: str | None = None

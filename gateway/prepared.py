@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from paceline.core.errors import InvalidRequest
 from paceline.core.sampling import LogitsProcessorCall
 from paceline.gateway.answer import Answer
-from paceline.gateway.jobs import Job
+from paceline.gateway.jobs import Job, TextOptions
 from paceline.gateway.openai_types import LogitsProcessorField, SamplingFields
 from paceline.gateway.sampling_intake import SamplingWishes
 from paceline.v1.control_pb2 import ModelInfo
@@ -68,6 +68,13 @@ def wishes_of(
         bad_words=tuple(request.bad_words or ()),
         num_prompt_logprobs=request.prompt_logprobs,
         logits_processors=tuple(map(_processor_call, request.logits_processors or ())),
+    )
+
+
+def text_options(request: SamplingFields) -> TextOptions:
+    return TextOptions(
+        skips_special=request.skip_special_tokens is not False,
+        shows_stop=bool(request.include_stop_str_in_output),
     )
 
 

@@ -5,9 +5,9 @@ length is known to fit. Of a long text only the copying of its tokens holds the 
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TypeVar
 
 from paceline.core.errors import InvalidRequest
 from paceline.core.keys import chain_keys, root_key, tenant_salt
@@ -16,12 +16,14 @@ from paceline.gateway.bad_words import bad_word_ids
 from paceline.gateway.context_room import ContextRoom
 from paceline.gateway.jobs import DEFAULT_TENANT, Prompt
 from paceline.gateway.lanes import SHORT_CHARS, Lanes
+from paceline.gateway.messages import Chat
 from paceline.gateway.tokenizer import TextModel
 from paceline.v1.control_pb2 import ModelInfo
 
 _SHORT_CHAT = 512  # messages; a template takes some 30 us for each
 
 Content = str | list[int]  # token ids
+T = TypeVar("T")
 
 
 class Prompts:
@@ -32,36 +34,72 @@ class Prompts:
         self._salt = tenant_salt(secret.encode(), DEFAULT_TENANT)
         self._lanes = Lanes()
 
-    async def of_chat(
-        self, messages: Sequence[Mapping[str, Any]], model: ModelInfo, room: ContextRoom
-    ) -> Prompt:
-        """`messages` as the model's template expects them."""
+    async def of_chat(self, chat: Chat, model: ModelInfo, room: ContextRoom) -> Prompt:
+        def finish(text: str) -> Prompt:
+            ids = self._text.encode(text, room.check, adds_special=chat.adds_special)
+            return self._hashed(ids, model)
 
-        def begin() -> Prompt | str:
-            text = self._text.render(messages)
+        return await self._rendered(chat, finish, partial(self._check_length, room=room))
+
+    async def ids_of_chat(self, chat: Chat) -> list[int]:
+        """Of any length, as `of_chat` finds them."""
+
+        def finish(text: str) -> list[int]:
+            return self._text.encode(text, _any_length, adds_special=chat.adds_special)
+
+        return await self._rendered(chat, finish, lambda text: None)
+
+    async def ids_of_text(self, text: str, *, adds_special: bool) -> list[int]:
+        """Of any length."""
+        encode = partial(self._text.encode, text, _any_length, adds_special=adds_special)
+        return await self.work(encode, len(text))
+
+    async def shown_texts(self, contents: Sequence[Content], *, skip_special: bool) -> list[str]:
+        """Of prompts, as an answer shows them."""
+        show = partial(self._text.shown_text, skip_special=skip_special)
+        return [
+            c if isinstance(c, str) else await self.work(partial(show, c), len(c)) for c in contents
+        ]
+
+    async def work(self, work: Callable[[], T], num_chars: int) -> T:
+        """Off the event loop; `num_chars` or tokens say how long it takes."""
+        lane = self._lanes.short if num_chars <= SHORT_CHARS else self._lanes.long
+        return await lane(work)
+
+    async def _rendered(
+        self, chat: Chat, finish: Callable[[str], T], check_long: Callable[[str], None]
+    ) -> T:
+        """What `finish` makes of the chat's text, which it gets in its turn if that is long."""
+
+        def begin() -> tuple[str, T | None]:
+            text = self._text.render(chat)
             if len(text) <= SHORT_CHARS:
-                return self._of_rendered(text, model, room)
-            self._check_length(text, room)
-            return text
+                return text, finish(text)
+            check_long(text)
+            return text, None
 
-        is_short = len(messages) <= _SHORT_CHAT
-        begun = await (self._lanes.short if is_short else self._lanes.long)(begin)
-        if isinstance(begun, Prompt):
-            return begun
-        return await self._lanes.long(partial(self._of_rendered, begun, model, room))
+        is_short = len(chat.messages) <= _SHORT_CHAT
+        text, made = await (self._lanes.short if is_short else self._lanes.long)(begin)
+        return made if made is not None else await self._lanes.long(partial(finish, text))
 
     async def of_contents(
-        self, contents: Sequence[Content], model: ModelInfo, room: ContextRoom
+        self,
+        contents: Sequence[Content],
+        model: ModelInfo,
+        room: ContextRoom,
+        *,
+        adds_special: bool = True,
     ) -> list[Prompt]:
-        """One prompt for each; all lengths are judged before the first is tokenised."""
+        """One prompt for each; all lengths are judged before the first is tokenised. Texts get the
+        tokenizer's special tokens unless `adds_special` is False."""
         if any(not content for content in contents):
             raise InvalidRequest("prompt", "", "must not be empty")
         if sum(map(len, contents)) > SHORT_CHARS:
             await self._lanes.short(partial(self._check_lengths, contents, room))
         prompts = []
         for content in contents:
-            lane = self._lanes.short if len(content) <= SHORT_CHARS else self._lanes.long
-            prompts.append(await lane(partial(self._of_content, content, model, room)))
+            make = partial(self._of_content, content, model, room, adds_special=adds_special)
+            prompts.append(await self.work(make, len(content)))
         return prompts
 
     async def with_bad_words(
@@ -78,8 +116,7 @@ class Prompts:
             return found
 
         num_chars = 2 * sum(map(len, words))  # each behind a space, too
-        lane = self._lanes.short if num_chars <= SHORT_CHARS else self._lanes.long
-        return await lane(extended)
+        return await self.work(extended, num_chars)
 
     def close(self) -> None:
         self._lanes.close()
@@ -95,12 +132,11 @@ class Prompts:
         else:
             room.check(len(content))
 
-    def _of_rendered(self, text: str, model: ModelInfo, room: ContextRoom) -> Prompt:
-        return self._hashed(self._text.encode(text, room.check, is_rendered=True), model)
-
-    def _of_content(self, content: Content, model: ModelInfo, room: ContextRoom) -> Prompt:
+    def _of_content(
+        self, content: Content, model: ModelInfo, room: ContextRoom, *, adds_special: bool
+    ) -> Prompt:
         if isinstance(content, str):
-            token_ids = self._text.encode(content, room.check)
+            token_ids = self._text.encode(content, room.check, adds_special=adds_special)
         else:
             token_ids = content
             room.check(len(token_ids))
@@ -112,6 +148,10 @@ class Prompts:
     def _hashed(self, token_ids: list[int], model: ModelInfo) -> Prompt:
         root = root_key(model.content_digest, self._salt)
         return Prompt(token_ids, root, b"".join(chain_keys(root, token_ids)))
+
+
+def _any_length(num_tokens: int) -> None:
+    """Refuses nothing."""
 
 
 def _check_token_ids(token_ids: list[int], model: ModelInfo) -> None:

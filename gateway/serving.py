@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import structlog
 
-from paceline.core.errors import ModelNotFound, Overloaded, Unavailable, shown
+from paceline.core.errors import InvalidRequest, ModelNotFound, Overloaded, Unavailable, shown
 from paceline.gateway.config import GatewayConfig
 from paceline.gateway.deadline import Deadline
 from paceline.gateway.generation import Generation
@@ -77,6 +77,15 @@ class Serving:
         if not self.router.models:
             raise Unavailable("no model is being served yet", retry_after_s=_RETRY_AFTER_S)
         raise ModelNotFound(f"The model {shown(name)} does not exist.", field="model")
+
+    def model_or_only(self, name: str | None) -> ModelInfo:
+        """No name means the only model. Raises like `model`, and InvalidRequest for several."""
+        models = self.known_models()
+        if not name and len(models) == 1:
+            return models[0]
+        if not name and models:
+            raise InvalidRequest("model", name, "name one: several are served")
+        return self.model(name or "")
 
     @contextmanager
     def admitted(self) -> Iterator[None]:

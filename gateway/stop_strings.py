@@ -29,16 +29,17 @@ class StopAutomaton:
 class StopMatcher:
     """Feeds on the text of one choice; says what may be shown."""
 
-    __slots__ = ("_automata", "_held", "_states", "stopped")
+    __slots__ = ("_automata", "_held", "_is_shown", "_states", "stopped")
 
-    def __init__(self, automata: Sequence[StopAutomaton]) -> None:
+    def __init__(self, automata: Sequence[StopAutomaton], *, is_shown: bool = False) -> None:
         self._automata = automata
+        self._is_shown = is_shown  # the stop string itself
         self._states = [0] * len(automata)
         self._held = ""
         self.stopped = False
 
     def push(self, text: str) -> str:
-        """Text that can be shown now. When `stopped` is set, it ends before the stop string."""
+        """Text that can be shown now. When `stopped` is set, it ends at a stop string."""
         if not self._automata:
             return text
         pending = self._held + text
@@ -49,7 +50,7 @@ class StopMatcher:
             if matched:
                 self.stopped = True
                 self._held = ""
-                return pending[: end - matched]
+                return pending[: end if self._is_shown else end - matched]
         num_held = max(self._states, default=0)
         self._held = pending[len(pending) - num_held :]
         return pending[: len(pending) - num_held]

@@ -1,6 +1,6 @@
 """Text to token ids as Hugging Face does it, without importing transformers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from paceline.gateway.detokenizer import (
     Detokenizer,
     WindowDetokenizer,
 )
+from paceline.gateway.messages import Chat
 from paceline.gateway.token_bound import TokenBound
 
 _CONTEXT_TOKENS = 4  # of the prompt, so that a first output token keeps its leading space
@@ -50,14 +51,14 @@ class TextModel:
         return self._bound.least_tokens(text, enough)
 
     def encode(
-        self, text: str, check_length: Callable[[int], None], *, is_rendered: bool = False
+        self, text: str, check_length: Callable[[int], None], *, adds_special: bool = True
     ) -> list[int]:
         """Token ids, whose number `check_length` may refuse by raising.
 
-        A rendered chat carries its special tokens in the text: none are added.
+        A rendered chat carries its special tokens in the text: none are added to it.
         """
         # Not encode(): it keeps the interpreter's lock, so a long text would stop the event loop.
-        (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=not is_rendered)
+        (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=adds_special)
         check_length(len(encoding))
         ids: list[int] = encoding.ids
         return ids
@@ -67,21 +68,36 @@ class TextModel:
         encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The chat's text, ready for the assistant's turn. Raises InvalidRequest."""
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of `token_ids`, special tokens included."""
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=False)
+        return text
+
+    def shown_text(self, token_ids: Sequence[int], *, skip_special: bool) -> str:
+        """The text that an answer of `token_ids` would have."""
+        detokenizer = self.detokenizer((), skip_special=skip_special)
+        return "".join(map(detokenizer.push, token_ids)) + detokenizer.flush()
+
+    def token_names(self, token_ids: Sequence[int]) -> list[str]:
+        """As the vocabulary writes them."""
+        return [self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
+
+    def render(self, chat: Chat) -> str:
+        """The chat's text. Raises InvalidRequest."""
         if self._template is None:
             raise InvalidRequest("messages", "…", "this model has no chat template")
-        return self._template.render(messages)
+        return self._template.render(chat)
 
     def is_only_special(self, token_ids: Sequence[int]) -> bool:
         """Whether there is no text in `token_ids`."""
         return self._special_ids.issuperset(token_ids)
 
-    def detokenizer(self, prompt_ids: Sequence[int]) -> Detokenizer:
+    def detokenizer(self, prompt_ids: Sequence[int], *, skip_special: bool = True) -> Detokenizer:
         """For one choice that continues `prompt_ids`."""
         if self._is_byte_level:
-            return ByteLevelDetokenizer(self._table)
-        return WindowDetokenizer(self._tokenizer, prompt_ids[-_CONTEXT_TOKENS:])
+            return ByteLevelDetokenizer(self._table, skip_special=skip_special)
+        context = prompt_ids[-_CONTEXT_TOKENS:]
+        return WindowDetokenizer(self._tokenizer, context, skip_special=skip_special)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Bytes of one token by itself, special tokens by their name (for logprobs)."""

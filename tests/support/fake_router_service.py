@@ -35,6 +35,8 @@ class Reply:
     error: common_pb2.Error | None = None  # instead of the finish, after the steps
     is_endless: bool = False  # never finishes by itself
     logprob: float = -0.5
+    logprob_of: Callable[[int], float] | None = None  # by choice
+    names_choice: bool = False  # the first token is the choice's digit
     prompt_parts: Sequence[common_pb2.PromptLogprobs] = ()
 
 
@@ -132,6 +134,8 @@ class FakeRouter(RouterServiceServicer):
             for choice in submission.request.choices:
                 if choice in submission.cancelled_choices:
                     continue
+                if index == 0 and reply.names_choice:
+                    token_ids = [ord(str(choice))]
                 emission = _emission(submission, reply, choice, positions[choice], token_ids)
                 emission.finish = reply.finish if is_last else UNFINISHED
                 positions[choice] += len(token_ids)
@@ -170,8 +174,9 @@ def _emission(
     )
     sampling = submission.request.sampling
     if sampling.HasField("num_logprobs"):
+        logprob = reply.logprob if reply.logprob_of is None else reply.logprob_of(choice)
         for token_id in token_ids:
-            emission.logprobs.append(_position(token_id, sampling.num_logprobs, reply.logprob))
+            emission.logprobs.append(_position(token_id, sampling.num_logprobs, logprob))
     return emission
 
 

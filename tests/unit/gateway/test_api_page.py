@@ -16,9 +16,16 @@ from paceline.gateway.bad_words import MAX_WORD_CHARS
 from paceline.gateway.completions import DEFAULT_MAX_TOKENS
 from paceline.gateway.config import GatewayConfig
 from paceline.gateway.http_protocol import MAX_HEAD_BYTES
-from paceline.gateway.openai_types import NEUTRAL, ChatRequest, CompletionRequest, _Ignored
+from paceline.gateway.openai_types import (
+    CHAT_NEUTRAL,
+    NEUTRAL,
+    ChatRequest,
+    CompletionRequest,
+    _Ignored,
+)
 from paceline.gateway.sampling_intake import MAX_STOP_CHARS
 from paceline.router.config import RouterConfig
+from paceline.v1.generate_pb2 import GenerateRequest
 from tests.support.gateway_deployment import Deployment
 
 PAGE = (Path(__file__).parents[3] / "docs/api.md").read_text()
@@ -41,18 +48,38 @@ def names(text: str) -> set[str]:
 
 
 def test_every_field_is_served_ignored_or_refused() -> None:
-    fields = {*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__}
-    served = set().union(*(names(row[0]) for row in rows("Request fields")))
-    after = section("Request fields").split("Accepted and ignored:")[1]
-    ignored, refused = map(names, after.split("Refused unless")[:2])
-    assert refused == set(NEUTRAL)
-    assert ignored == set(_Ignored.__struct_fields__)
-    assert {name for name in served if not name.startswith("num_")} == fields - ignored - refused
+    chat, completion = set(ChatRequest.__struct_fields__), set(CompletionRequest.__struct_fields__)
+    found: dict[str, set[str]] = {"served": set(), "ignored": set(), "refused": set()}
+    for row in rows("Request fields"):
+        kind = next((word for word in ("ignored", "refused") if row[1].startswith(word)), "served")
+        found[kind] |= names(row[0])
+    served = {name for name in found["served"] if not name.startswith("num_")}
+    assert found["ignored"] == set(_Ignored.__struct_fields__)
+    assert found["refused"] == set(CHAT_NEUTRAL)
+    assert served == (chat | completion) - found["ignored"] - set(NEUTRAL)
+
+
+def test_grpc_has_every_served_field_or_the_page_says_not() -> None:
+    own = {
+        "prompt": "text",
+        "logprobs": "num_logprobs",
+        "prompt_logprobs": "num_prompt_logprobs",
+    }
+    absent = {"stream", "stream_options"}  # it always streams, with the counts
+    fields = set(GenerateRequest.DESCRIPTOR.fields_by_name)
+    for row in served_rows():
+        if not re.search(r"\((chat|completions)\)|not over gRPC", " ".join(row)):
+            for name in names(row[0]) - absent:
+                assert own.get(name, name) in fields, name
+
+
+def served_rows() -> list[list[str]]:
+    return [row for row in rows("Request fields") if not row[1].startswith(("ignored", "refused"))]
 
 
 def test_defaults_are_those_of_the_code() -> None:
     params = SamplingParams()
-    for row in rows("Request fields"):
+    for row in served_rows():
         for name in names(row[0]):
             default = getattr(params, name, None)
             if default is False:

@@ -8,6 +8,7 @@ import pytest
 
 from paceline.core.errors import ConfigError, InvalidRequest
 from paceline.gateway.chat_template import ChatTemplate, load_template
+from paceline.gateway.messages import Chat
 
 MESSAGES = [
     {"role": "system", "content": "Be brief <b>."},
@@ -51,7 +52,27 @@ def test_it_renders_as_transformers_does(source: str) -> None:
     rendered, _ = utils.render_jinja_template(
         [MESSAGES], chat_template=source, add_generation_prompt=True, bos_token="<s>"
     )
-    assert template(source).render(MESSAGES) == rendered[0]
+    assert template(source).render(Chat(MESSAGES)) == rendered[0]
+
+
+ANSWERED = [*MESSAGES, {"role": "assistant", "content": "  Sure, here "}]
+TRIMMING = SMOLLM2.replace("message['content']", "message['content'] | trim")
+
+
+@pytest.mark.parametrize("source", [SMOLLM2, TRIMMING, WHITESPACE.replace("tojson", "trim")])
+def test_it_continues_the_last_message_as_transformers_does(source: str) -> None:
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    rendered, _ = utils.render_jinja_template(
+        [ANSWERED], chat_template=source, continue_final_message=True, bos_token="<s>"
+    )
+    chat = Chat(ANSWERED, asks_for_answer=False, continues_last=True)
+    assert template(source).render(chat) == rendered[0]
+
+
+def test_a_message_that_the_template_leaves_out_cannot_be_continued() -> None:
+    chat = Chat(ANSWERED, asks_for_answer=False, continues_last=True)
+    with pytest.raises(InvalidRequest, match="cannot be continued"):
+        template("{{ messages[0].content }}").render(chat)
 
 
 @pytest.mark.parametrize("roles", [["system", "user"], ["user", "user"], ["assistant"]])
@@ -59,9 +80,9 @@ def test_jan_6254_a_refused_order_of_roles_is_the_callers_error(roles: list[str]
     """https://github.com/janhq/jan/issues/6254"""
     messages = [{"role": role, "content": "x"} for role in roles]
     with pytest.raises(InvalidRequest, match="must alternate") as caught:
-        template(STRICT).render(messages)
+        template(STRICT).render(Chat(messages))
     assert caught.value.field == "messages"
-    assert template(SMOLLM2).render(messages).endswith("<|im_start|>assistant\n")
+    assert template(SMOLLM2).render(Chat(messages)).endswith("<|im_start|>assistant\n")
 
 
 @pytest.mark.parametrize(
@@ -78,14 +99,14 @@ def test_jan_6254_a_refused_order_of_roles_is_the_callers_error(roles: list[str]
 )
 def test_a_failing_template_is_a_refusal(source: str, reason: str) -> None:
     with pytest.raises(InvalidRequest, match=reason):
-        template(source).render(MESSAGES)
+        template(source).render(Chat(MESSAGES))
 
 
 def test_a_slow_template_is_cut() -> None:
     outer, inner = "{% for i in range(99999) %}", "{% for j in range(99999) %}"
     source = outer + inner + "{{ i }}{% endfor %}{% endfor %}"
     with pytest.raises(InvalidRequest, match="longer than"):
-        template(source, max_chars=10**9, timeout_s=0.05).render(MESSAGES)
+        template(source, max_chars=10**9, timeout_s=0.05).render(Chat(MESSAGES))
 
 
 def test_a_broken_template_is_a_config_error() -> None:
@@ -109,5 +130,5 @@ def test_the_template_is_found_wherever_models_keep_it(tmp_path: Path, place: st
             {"name": "default", "template": source},
         ]
     found = load_template(tmp_path, config, 100, 1.0)
-    assert found is not None and found.render(MESSAGES) == "<s>!"
+    assert found is not None and found.render(Chat(MESSAGES)) == "<s>!"
     assert load_template(tmp_path / "none", {}, 100, 1.0) is None

@@ -8,6 +8,7 @@ import pytest
 from tokenizers import Tokenizer, processors
 
 from paceline.core.errors import ConfigError, InvalidRequest
+from paceline.gateway.messages import Chat
 from paceline.gateway.tokenizer import TextModel
 from tests.support.gateway_deployment import gateway_config
 from tests.support.mock_model import write_mock_model
@@ -41,7 +42,7 @@ def with_bos(tmp_path: Path) -> Path:
 def test_completions_get_special_tokens_and_rendered_chats_none(with_bos: Path) -> None:
     model = text_model(with_bos)
     assert model.encode("abcdefgh", any_length) == [BOS, *b"abcdefgh"]
-    assert model.encode("<|system|>ab", any_length, is_rendered=True) == [BOS, *b"ab"]
+    assert model.encode("<|system|>ab", any_length, adds_special=False) == [BOS, *b"ab"]
     assert model.is_only_special(model.encode("", any_length))
 
 
@@ -64,7 +65,7 @@ def test_a_model_without_a_template_serves_no_chat(tmp_path: Path) -> None:
     folder = write_mock_model(tmp_path)
     (folder / "tokenizer_config.json").unlink()
     with pytest.raises(InvalidRequest, match="no chat template"):
-        text_model(folder).render([{"role": "user", "content": "x"}])
+        text_model(folder).render(Chat([{"role": "user", "content": "x"}]))
 
 
 def test_a_broken_model_directory_is_a_config_error(tmp_path: Path) -> None:

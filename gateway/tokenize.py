@@ -1,0 +1,54 @@
+"""POST /tokenize and /detokenize: what a request's prompt is in tokens, in vLLM's form."""
+
+from functools import partial
+
+import msgspec
+import orjson
+
+from paceline.core.errors import InvalidRequest
+from paceline.gateway.messages import chat_of
+from paceline.gateway.openai_types import DetokenizeRequest, TokenizeRequest
+from paceline.gateway.serving import Serving
+
+TOKENIZE = msgspec.json.Decoder(TokenizeRequest)
+DETOKENIZE = msgspec.json.Decoder(DetokenizeRequest)
+
+
+async def tokenize(serving: Serving, request: TokenizeRequest) -> bytes:
+    """{count, max_model_len, tokens, token_strs}. The same way as a request's prompt, so `count`
+    is what is checked against the context. Raises PacelineError."""
+    model = serving.model_or_only(request.model)
+    if (request.prompt is None) == (request.messages is None):
+        raise InvalidRequest("prompt", request.prompt, "give either prompt or messages")
+    if request.messages is not None:
+        has_developer = serving.text.has_developer_role
+        chat = chat_of(request.messages, request, has_developer=has_developer)
+        ids = await serving.prompts.ids_of_chat(chat)
+    else:
+        _check_no_template(request)
+        adds_special = request.add_special_tokens is not False
+        ids = await serving.prompts.ids_of_text(request.prompt or "", adds_special=adds_special)
+
+    def body() -> bytes:
+        content = {"count": len(ids), "max_model_len": model.context_length, "tokens": ids}
+        names = serving.text.token_names(ids) if request.return_token_strs else None
+        return orjson.dumps(content | {"token_strs": names})
+
+    return await serving.prompts.work(body, len(ids))
+
+
+async def detokenize(serving: Serving, request: DetokenizeRequest) -> bytes:
+    """{prompt}: the text of these tokens, special ones included. Raises PacelineError."""
+    model = serving.model_or_only(request.model)
+    ids = request.tokens
+    reason = f"token ids must lie between 0 and {model.vocab_size - 1}"
+    for token_id in ids:
+        InvalidRequest.check("tokens", token_id, 0 <= token_id < model.vocab_size, reason)
+    text = await serving.prompts.work(partial(serving.text.decode, ids), len(ids))
+    return orjson.dumps({"prompt": text})
+
+
+def _check_no_template(request: TokenizeRequest) -> None:
+    for field in ("add_generation_prompt", "continue_final_message"):
+        if (value := getattr(request, field)) is not None:
+            raise InvalidRequest(field, value, "is only allowed with messages")
