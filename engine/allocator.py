@@ -22,6 +22,15 @@ from paceline.engine.refusal import Refusal
 from paceline.engine.sequence import Sequence, pages_of
 
 
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """`num_hits` leading blocks were found. `missing`: by page group, where blocks go that shall be
+    filled from outside first; empty if none are."""
+
+    num_hits: int
+    missing: list[GrantedRun]
+
+
 class Room(Enum):
     MADE = "made"
     LATER = "later"  # what is promised is pinned by readers, or fenced
@@ -58,46 +67,45 @@ class Allocator:
         self._windowed = [i for i, group in enumerate(groups) if group.window]
 
     def grant(
-        self, sequence: Sequence, max_hit_blocks: int, allowance: Pages, spared: int = 0
-    ) -> int | None:
+        self, sequence: Sequence, max_hit_blocks: int, allowance: Pages, num_offered: int = 0
+    ) -> Grant | None:
         """What a sequence needs to be computed: all pages of its tokens under full attention, found
-        by name or new, and a promise of the rest of `allowance`; or nothing. `spared` more pages
-        must be left for others.
+        by name or new, and a promise of the rest of `allowance`; or nothing. Of `num_offered`
+        leading blocks those that are not here shall be filled before it is computed.
 
-        Returns the number of leading blocks that were found. None: it does not fit now.
+        None: it does not fit now.
         """
         sequence.extend_keys(max_hit_blocks)
         keys = sequence.keys[:max_hit_blocks]
-        if not self._may_fit(sequence, keys, allowance, spared):
+        if not self._may_fit(sequence, keys, allowance):
             return None
         packed = sequence.tokens[: max_hit_blocks * PAGE_TOKENS].tobytes()
+        missing: list[GrantedRun] | None = []
         with self.pool.lock:
             num_hits, hits = self.cache.match(keys, packed)
-            firsts = [num_hits - len(pages) for pages in hits]
-            if not self._begin(sequence, firsts, hits, allowance, spared):
+            if num_offered > num_hits:
+                missing = self.grant_destination(sequence, num_offered * PAGE_TOKENS, allowance)
+            elif not self._grant_computed(sequence, num_hits, hits, allowance):
+                missing = None
+            if missing is None:
                 sequence.refusal = Refusal.now(self.cache, keys, packed)
                 return None
-            sequence.refusal = None
-            for i, group in enumerate(self.groups):
-                if not group.window:
-                    self._take(sequence, i, pages_of(sequence.num_tokens) - num_hits)
-        self._count_blocks(sequence)
-        sequence.num_computed = num_hits * PAGE_TOKENS
-        sequence.num_committed = num_hits
-        return num_hits
+        sequence.refusal = None
+        return Grant(num_hits, missing)
 
     def grant_destination(
-        self, sequence: Sequence, allowance: Pages, spared: int
+        self, sequence: Sequence, num_tokens: int, allowance: Pages, spared: int = 0
     ) -> list[GrantedRun] | None:
-        """The same for a sequence whose KV will be pulled: in each group the blocks that its next
-        token sees, those that lead among them found by name if they are here.
+        """The same for a sequence of which the KV of `num_tokens` will come from outside: in each
+        group the blocks that the token after them sees, those that lead among them found by name
+        if they are here. `spared` more pages must be left for others.
 
-        Returns where those go that are not here, by group.
+        Returns where those go that are not here, by group. None: it does not fit now.
         """
-        num_full = sequence.num_tokens // PAGE_TOKENS
+        num_full, end = num_tokens // PAGE_TOKENS, pages_of(num_tokens)
         sequence.extend_keys(num_full)
         packed = sequence.tokens[: num_full * PAGE_TOKENS].tobytes()
-        firsts = [group.first_block(sequence.num_tokens) for group in self.groups]
+        firsts = [group.first_block(num_tokens) for group in self.groups]
         runs = []
         with self.pool.lock:
             hits = [
@@ -108,10 +116,20 @@ class Allocator:
                 return None
             for i, table in enumerate(sequence.tables):
                 start = len(table.pages)
-                self._take(sequence, i, pages_of(sequence.num_tokens) - start)
-                runs.append(GrantedRun(start, table.pages[start:]))
+                most = end if self.groups[i].window else pages_of(sequence.num_tokens)
+                self._take(sequence, i, most - start)
+                runs.append(GrantedRun(start, table.pages[start:end]))
         self._count_blocks(sequence)
         return runs
+
+    def take_filled(self, sequence: Sequence, num_blocks: int) -> bool:
+        """Counts `num_blocks` leading blocks as computed, if all that is held of them is named."""
+        held = [page for table in sequence.tables for page in table.pages[table.first : num_blocks]]
+        if any(self.pool.pages[page].key is None for page in held):
+            return False
+        sequence.num_computed = num_blocks * PAGE_TOKENS
+        sequence.num_committed = num_blocks
+        return True
 
     def extend(self, sequence: Sequence, num_blocks: int, renewal: int = 0) -> Room:
         """Pages for its first `num_blocks` blocks. Under full attention its credit is renewed by up
@@ -236,16 +254,28 @@ class Allocator:
         table.pages[block] = named
         self.on_pages(sequence, group, block, block + 1)
 
-    def _may_fit(
-        self, sequence: Sequence, keys: list[bytes], allowance: Pages, spared: int
-    ) -> bool:
+    def _may_fit(self, sequence: Sequence, keys: list[bytes], allowance: Pages) -> bool:
         """False: as far as its last refusal tells, it does not."""
         if sequence.refusal is None:
             return True
         with self.pool.lock:
             shared = sequence.refusal.most_shared(self.cache, keys)
-            available = self.pool.num_available - spared
-            return shared is None or sum(allowance) - shared <= available
+            return shared is None or sum(allowance) - shared <= self.pool.num_available
+
+    def _grant_computed(
+        self, sequence: Sequence, num_hits: int, hits: list[list[int]], allowance: Pages
+    ) -> bool:
+        """Goes on behind `num_hits` leading blocks. False: it does not fit."""
+        firsts = [num_hits - len(pages) for pages in hits]
+        if not self._begin(sequence, firsts, hits, allowance):
+            return False
+        for i, group in enumerate(self.groups):
+            if not group.window:
+                self._take(sequence, i, pages_of(sequence.num_tokens) - num_hits)
+        self._count_blocks(sequence)
+        sequence.num_computed = num_hits * PAGE_TOKENS
+        sequence.num_committed = num_hits
+        return True
 
     def _begin(
         self,
@@ -253,7 +283,7 @@ class Allocator:
         firsts: list[int],
         hits: list[list[int]],
         allowance: Pages,
-        spared: int,
+        spared: int = 0,
     ) -> bool:
         """Promises `allowance` and shares `hits`, blocks from `firsts` on, if it fits: all of them
         before a page is taken, which might evict one. Sharing what is in use costs nothing, except

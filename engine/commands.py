@@ -10,7 +10,7 @@ from paceline.engine.messages import (
     Adopt,
     Cancel,
     Command,
-    Follow,
+    Filled,
     GrantedRun,
     Pulled,
     Refused,
@@ -49,19 +49,19 @@ class Commands:
                 if group is not None:
                     self._for_live(group, command)
 
-    def _for_live(self, group: Group, command: Pulled | Adopt | Cancel | Release | Follow) -> None:
+    def _for_live(self, group: Group, command: Pulled | Adopt | Filled | Cancel | Release) -> None:
         leader = group.leader
         match command:
             case Pulled() if group.is_filling and leader is not None:
                 self._commit_pulled(leader, command)
             case Adopt() if group.is_filling and leader is not None:
                 self._adopt(leader, command)
+            case Filled() if group.is_filling and leader is not None:
+                self._go_on(leader)
             case Cancel():
                 self._cancel(group, command)
             case Release() if group.prefill_only:
                 self.groups.end(group)
-            case Follow() if leader and len(command.first_blocks) == len(leader.tables):
-                group.reader_lacks = command.first_blocks
 
     def _submit(self, command: Submit) -> None:
         scheduler = self.groups.scheduler
@@ -72,6 +72,7 @@ class Commands:
             return
         group = self._new_group(command.slot, command.request, command.prefill_only)
         if group is not None and group.leader is not None:
+            group.num_offered = command.num_offered_blocks
             scheduler.enqueue(group.leader)
 
     def _reserve(self, command: Reserve) -> None:
@@ -88,7 +89,7 @@ class Commands:
         ahead = scheduler.waiting.pages_before(leader)
         runs = None
         if self._has_row(leader):
-            runs = allocator.grant_destination(leader, allowance, ahead)
+            runs = allocator.grant_destination(leader, leader.num_tokens, allowance, ahead)
         if runs is None:
             num_free = max(0, allocator.pool.num_available - ahead)
             self.groups.events.append(Refused(slot, sum(allowance), num_free))
@@ -138,6 +139,19 @@ class Commands:
             return
         leader.num_computed = leader.num_tokens
         self.groups.fork(group, tokens)
+
+    def _go_on(self, leader: Sequence) -> None:
+        """Behind what was filled, if that is all; else it waits again, for the usual grant: what
+        has come is found by name like anything else."""
+        group, num_filled = leader.group, leader.group.num_offered
+        group.num_offered = 0
+        if self.groups.allocator.take_filled(leader, num_filled):
+            num_cached = num_filled * PAGE_TOKENS
+            group.num_cached_tokens = min(num_cached, group.spec.num_prompt_tokens)
+            self.groups.announce(group, num_filled)
+        else:
+            self.groups.allocator.release(leader)
+        self.groups.scheduler.enqueue(leader)
 
     def _cancel(self, group: Group, command: Cancel) -> None:
         left = [choice for choice in group.choices if choice not in command.choices]

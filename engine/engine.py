@@ -130,7 +130,7 @@ class Engine:
         if plan is None:
             return None
         for sequence in self.scheduler.newly_admitted:
-            self._outcome.announce(sequence.group, sequence.num_committed)
+            self.groups.announce(sequence.group, sequence.num_committed)
         self.scheduler.newly_admitted = []
         if self.groups.events:
             self._planned = plan

@@ -4,10 +4,10 @@ from paceline.core.errors import PacelineError
 from paceline.core.kv_layout import PAGE_TOKENS
 from paceline.engine.allocator import Allocator
 from paceline.engine.allowances import Pages
-from paceline.engine.messages import Ended, Event, Failed
+from paceline.engine.messages import Committed, Ended, Event, Failed, Fill, GrantedRun
 from paceline.engine.runner import Runner
 from paceline.engine.scheduler import Scheduler
-from paceline.engine.sequence import Group, Sequence
+from paceline.engine.sequence import Group, Sequence, Stage
 
 
 class Groups:
@@ -19,6 +19,7 @@ class Groups:
         self.runner = runner
         self.live: dict[int, Group] = {}
         self.events: list[Event] = []
+        scheduler.on_fill = self.fill
 
     def refuse(self, slot: int, error: PacelineError) -> None:
         """A slot that never lived."""
@@ -28,6 +29,17 @@ class Groups:
     def fail(self, group: Group, error: PacelineError) -> None:
         self.events.append(Failed(group.slot, error.code, error.message, error.field))
         self.end(group)
+
+    def fill(self, sequence: Sequence, missing: list[GrantedRun]) -> None:
+        """Asks for KV from outside; until it is here, the sequence has pages but no row."""
+        sequence.stage = Stage.WAITING_FOR_KV
+        self.events.append(Fill(sequence.group.slot, missing))
+
+    def announce(self, group: Group, num_blocks: int) -> None:
+        """Tells a reader what it can pin by now."""
+        if group.prefill_only and num_blocks > group.num_announced:
+            group.num_announced = num_blocks
+            self.events.append(Committed(group.slot, num_blocks))
 
     def end(self, group: Group) -> None:
         """Lets go of everything. Pages that a transfer fills stay in quarantine until it closes."""

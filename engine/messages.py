@@ -5,11 +5,14 @@ Life of a slot, by how it enters:
     Submit(prefill_only=False)   waiting → running → Emission… → Ended
     Submit(prefill_only=True)    waiting → running → first Emission + HandoffReady, KV held
                                  → Release or Cancel → Ended
+    Submit(num_offered_blocks>0) waiting → Fill (pages granted) → Pulled… → Filled → running → …
+                                 as above; no Fill if what is offered is here already
     Reserve                      Reserved (pages granted) | Refused → Ended
                                  → Pulled… → Adopt → running → Emission… → Ended
 
 `Cancel` is right in every state. A slot ends exactly once, with `Ended`. The pages of one that ends
-between Reserved and Adopt stay quarantined until `TransferClosed`: a copy may still write them.
+between Reserved and Adopt, or Fill and Filled, stay quarantined until `TransferClosed`: a copy may
+still write them.
 """
 
 import msgspec
@@ -35,11 +38,14 @@ class RequestSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Compute it here. `prefill_only`: sample the first tokens, then hold the KV for a reader."""
+    """Compute it here. `prefill_only`: sample the first tokens, then hold the KV for a reader.
+
+    `num_offered_blocks`: leading blocks that can be filled from outside where they are not here."""
 
     slot: int
     request: RequestSpec
     prefill_only: bool = False
+    num_offered_blocks: int = 0
 
 
 class Reserve(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -68,6 +74,13 @@ class Adopt(msgspec.Struct, frozen=True, tag=True, array_like=True):
     first_tokens: list["FirstToken"]
 
 
+class Filled(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """What could be filled of a Fill has been `Pulled`, and nothing writes into its pages any more:
+    compute the rest."""
+
+    slot: int
+
+
 class Cancel(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Ends choices of a slot (none named: all)."""
 
@@ -76,7 +89,8 @@ class Cancel(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class TransferClosed(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Nothing writes into the pages of this slot any more, which has ended before its Adopt."""
+    """Nothing writes into the pages of this slot any more, which has ended before its Adopt or
+    Filled."""
 
     slot: int
 
@@ -87,15 +101,7 @@ class Release(msgspec.Struct, frozen=True, tag=True, array_like=True):
     slot: int
 
 
-class Follow(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A reader follows this prefill-only slot and lacks its blocks from `first_blocks` on (by page
-    group): pin those, and the tails, with its HandoffReady."""
-
-    slot: int
-    first_blocks: list[int]
-
-
-Command = Submit | Reserve | Pulled | Adopt | Cancel | TransferClosed | Release | Follow
+Command = Submit | Reserve | Pulled | Adopt | Filled | Cancel | TransferClosed | Release
 
 
 # --- events: rank → front ---------------------------------------------------------------------
@@ -155,14 +161,11 @@ class Committed(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class HandoffReady(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Prompt done: all its KV is held, `num_tokens` of it, the last block perhaps partial.
-
-    `rest`: what a reader that follows lacks of it, pinned already; none where that is much."""
+    """Prompt done: all its KV is held, `num_tokens` of it, the last block perhaps partial."""
 
     slot: int
     num_tokens: int
     first_tokens: list[FirstToken]
-    rest: "Pinned | None" = None
 
 
 class GrantedRun(msgspec.Struct, frozen=True, array_like=True):
@@ -178,6 +181,14 @@ class Reserved(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     slot: int
     num_cached_blocks: int
+    runs: list[GrantedRun]
+
+
+class Fill(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Destination pages of the offered blocks that are not here, by page group. The slot waits,
+    with its pages and without a row, until it is `Filled`."""
+
+    slot: int
     runs: list[GrantedRun]
 
 
@@ -211,6 +222,7 @@ Event = (
     | Committed
     | HandoffReady
     | Reserved
+    | Fill
     | Refused
     | Ended
     | Stored

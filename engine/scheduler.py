@@ -6,14 +6,18 @@ chunks              running prompts, then waiting ones that fit whole, under the
                     token budget and the time budget
 a preempted one     loses pages and row, and computes again, from the prefix cache if it can
 
-A sequence whose promised page is pinned by a reader for the moment waits for another step.
+A sequence whose promised page is pinned by a reader for the moment waits for another step. One
+whose KV comes from a tier first leaves the queue with its pages; it comes back as ready.
 """
 
+from collections.abc import Callable
+
 from paceline.core.kv_layout import PAGE_TOKENS
-from paceline.engine.allocator import Allocator, Room
+from paceline.engine.allocator import Allocator, Grant, Room
 from paceline.engine.allowances import Allowances, Pages
 from paceline.engine.batch_state import BatchState
 from paceline.engine.config import EngineConfig
+from paceline.engine.messages import GrantedRun
 from paceline.engine.plan import Plan, Scheduled, schedule
 from paceline.engine.sequence import Sequence, Stage, pages_of
 from paceline.engine.step_time import StepTime
@@ -38,6 +42,7 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_stuck = 0  # in the batch, without the page that its next token needs
         self.newly_admitted: list[Sequence] = []
+        self.on_fill: Callable[[Sequence, list[GrantedRun]], None] = _no_fill
         self._renewal_pages = pages_of(config.output_window_tokens)
         self._num_unscored = 0  # rows of logits that this step may still score
 
@@ -162,9 +167,13 @@ class Scheduler:
             sequence = self.waiting.first()
             if sequence is None or (self._scores_of(sequence) and not self._num_unscored):
                 return
-            if not self._grant(sequence):
+            grant = self._grant(sequence)
+            if grant is None:
                 return
             self.waiting.discard(sequence)
+            if grant.missing:
+                self.on_fill(sequence, grant.missing)
+                continue
             self.newly_admitted.append(sequence)
             self.state.add(sequence)
             entry = self._chunk(sequence, budget)
@@ -172,21 +181,24 @@ class Scheduler:
                 (decodes if sequence.num_remaining == 1 else chunks).append(entry)
                 budget -= entry.num_new
 
-    def _grant(self, sequence: Sequence) -> bool:
+    def _grant(self, sequence: Sequence) -> Grant | None:
         """The last token is always computed here, and what is to be scored: cached pages have no
         logits."""
         group = sequence.group
         max_hits = (sequence.num_tokens - 1) // PAGE_TOKENS
         if to_score := self._scores_of(sequence):
             max_hits = min(max_hits, to_score.start // PAGE_TOKENS)
+        group.num_offered = min(group.num_offered, max_hits)
         before = sequence.num_remaining
-        hits = self.allocator.grant(sequence, max_hits, self._allowance(sequence))
-        if hits is None:
-            return False
+        allowance = self._allowance(sequence)
+        grant = self.allocator.grant(sequence, max_hits, allowance, group.num_offered)
+        if grant is None:
+            return None
         self.waiting.num_tokens -= before - sequence.num_remaining
-        if group.num_cached_tokens < 0:
-            group.num_cached_tokens = min(hits * PAGE_TOKENS, group.spec.num_prompt_tokens)
-        return True
+        if group.num_cached_tokens < 0 and not grant.missing:
+            num_cached = grant.num_hits * PAGE_TOKENS
+            group.num_cached_tokens = min(num_cached, group.spec.num_prompt_tokens)
+        return grant
 
     def _allowance(self, sequence: Sequence) -> Pages:
         group = sequence.group
@@ -194,6 +206,10 @@ class Scheduler:
             return self.allowances.of_prompt(sequence)
         num_choices = len(group.choices) if group.leader is sequence else 1
         return self.allowances.of_request(sequence, num_choices)
+
+
+def _no_fill(sequence: Sequence, missing: list[GrantedRun]) -> None:
+    raise AssertionError("nobody offers KV to this scheduler")
 
 
 def chunk_len(sequence: Sequence, budget: int) -> int:

@@ -49,7 +49,7 @@ class Group:
     num_scored: int = 0  # leading tokens of the prompt whose logits were scored, or need not be
     num_cached_tokens: int = -1  # -1: not admitted yet
     num_announced: int = 0  # committed blocks, prefill-only
-    reader_lacks: list[int] | None = None  # blocks from these on, by page group; prefill-only
+    num_offered: int = 0  # leading blocks that can be filled from outside; 0 once it was tried
 
     @property
     def is_filling(self) -> bool:

@@ -21,11 +21,9 @@ from tests.unit.engine.windows import WINDOWS, windowed_model
 may_fit = Allocator._may_fit
 
 
-def checked(
-    self: Allocator, sequence: Sequence, keys: list[bytes], allowance: Pages, spared: int
-) -> bool:
+def checked(self: Allocator, sequence: Sequence, keys: list[bytes], allowance: Pages) -> bool:
     """Against the walk that it spares."""
-    answer = may_fit(self, sequence, keys, allowance, spared)
+    answer = may_fit(self, sequence, keys, allowance)
     if not answer:
         packed = sequence.tokens[: len(keys) * PAGE_TOKENS].tobytes()
         _, hits = self.cache.match(keys, packed)
@@ -35,7 +33,7 @@ def checked(
             if not group.window
             for page in pages
         )
-        assert sum(allowance) - shared > self.pool.num_available - spared
+        assert sum(allowance) - shared > self.pool.num_available
     return answer
 
 
