@@ -49,6 +49,14 @@ LEASES_ACTIVE = "paceline_leases_active"
 LEASES_PAGES = "paceline_leases_pages"
 LEASES_EXPIRED = "paceline_leases_expired_total"
 HANDOFFS_HELD = "paceline_handoffs_held"
+TIER_PAGES = "paceline_tier_pages"  # by tier, as all of these; held now
+TIER_HITS = "paceline_tier_hits_total"  # pages found
+TIER_STORED = "paceline_tier_stored_pages_total"
+TIER_EVICTIONS = "paceline_tier_evictions_total"
+TIER_DROPPED = "paceline_tier_dropped_pages_total"  # not taken: no room, or the store is behind
+TIER_ERRORS = "paceline_tier_errors_total"  # by cause too: mismatch, store
+TIER_READ_BYTES = "paceline_tier_read_bytes_total"
+TIER_READ_SECONDS = "paceline_tier_read_seconds_total"
 WORKER_REDIS_UP = "paceline_worker_redis_up"
 
 # gateway; the first block has vLLM's names, which routers and dashboards read

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from paceline.core.keys import INDEX_KEY_BYTES, KEY_BYTES
 from paceline.router.index import PrefixIndex, View
-from paceline.rpc.redis_schema import MAX_EVENT_KEYS, Field, Kind
+from paceline.rpc.redis_schema import DEVICE, MAX_EVENT_KEYS, MAX_TIER_CHARS, Field, Kind
 
+MAX_TIERS = 8  # of a worker, beside its pool
 MAX_EVENT_BYTES = MAX_EVENT_KEYS * INDEX_KEY_BYTES
 
 
@@ -24,6 +25,7 @@ class KvEvent:
     incarnation: str
     sequence: int
     kind: Kind
+    tier: str
     keys: bytes
 
 
@@ -39,9 +41,10 @@ def parse_event(fields: dict[bytes, bytes]) -> KvEvent:
         worker_id = fields[_name(Field.WORKER)].decode()
         incarnation = fields[_name(Field.INCARNATION)].decode()
         sequence = parse_sequence(fields[_name(Field.SEQUENCE)])
+        tier = parse_tier(fields[_name(Field.TIER)])
     except (KeyError, ValueError):
         raise RefusedRecord("event_form") from None
-    return KvEvent(worker_id, incarnation, sequence, kind, keys)
+    return KvEvent(worker_id, incarnation, sequence, kind, tier, keys)
 
 
 def _name(field: Field) -> bytes:
@@ -54,8 +57,15 @@ def parse_sequence(raw: bytes) -> int:
     return int(raw)
 
 
+def parse_tier(raw: bytes) -> str:
+    if not raw.isascii() or len(raw) > MAX_TIER_CHARS:
+        raise RefusedRecord("tier_form")
+    return raw.decode() or DEVICE
+
+
 class WorkerMirror:
-    """One incarnation's keys in the index. `needs_snapshot` until one was taken."""
+    """One incarnation's keys in the index, a view for each tier of its own. `needs_snapshot` until
+    one was taken."""
 
     def __init__(self, index: PrefixIndex, incarnation: str) -> None:
         self.incarnation = incarnation
@@ -64,12 +74,8 @@ class WorkerMirror:
         self.last_sequence: int | None = None  # None: nothing published when it was taken
         self.lagging_at: int | None = None  # set by who compares it with Redis
         self._index = index
-        self._view = index.open()
+        self.views: dict[str, View] = {DEVICE: index.open()}
         self._tail: int | None = None  # last number seen in the stream
-
-    @property
-    def view(self) -> View:
-        return self._view
 
     def apply(self, event: KvEvent) -> None:
         """Takes an event into the view."""
@@ -85,31 +91,49 @@ class WorkerMirror:
         self.last_sequence = event.sequence
         match event.kind:
             case Kind.STORED:
-                self._index.store(self._view, event.keys)
+                if (view := self._view_of(event.tier)) is not None:
+                    self._index.store(view, event.keys)
             case Kind.REMOVED:
-                self._index.remove(self._view, event.keys)
+                if (view := self._view_of(event.tier)) is not None:
+                    self._index.remove(view, event.keys)
             case Kind.CLEARED:
-                self._replace_view()
+                self._replace_views()
 
     def begin_snapshot(self, sequence: int | None) -> None:
         """Empties the view; `add` fills it. Events up to `sequence` are in what is added."""
-        self._replace_view()
+        self._replace_views()
         self.last_sequence = sequence
         self._tail = None
         self.needs_snapshot = False
 
     def add(self, keys: list[bytes]) -> int:
         """Adds members of a snapshot; returns how many of them were refused."""
-        good = [key for key in keys if len(key) == INDEX_KEY_BYTES]
-        self._index.store(self._view, b"".join(good))
-        return len(keys) - len(good)
+        good: dict[bytes, list[bytes]] = {}  # by tier
+        for key in keys:
+            good.setdefault(key[INDEX_KEY_BYTES:], []).append(key[:INDEX_KEY_BYTES])
+        num_added = 0
+        for raw, members in good.items():
+            view = self._view_of(raw.decode(errors="replace") or DEVICE)
+            if view is not None:
+                members = [key for key in members if len(key) == INDEX_KEY_BYTES]
+                self._index.store(view, b"".join(members))
+                num_added += len(members)
+        return len(keys) - num_added
 
     def drop(self) -> None:
-        self._index.retire(self._view)
+        for view in self.views.values():
+            self._index.retire(view)
 
-    def _replace_view(self) -> None:
-        self._index.retire(self._view)
-        self._view = self._index.open()
+    def _replace_views(self) -> None:
+        self.drop()
+        self.views = {DEVICE: self._index.open()}
+
+    def _view_of(self, tier: str) -> View | None:
+        """None: there are too many, or it is no name."""
+        view = self.views.get(tier)
+        if view is None and len(tier) <= MAX_TIER_CHARS and len(self.views) <= MAX_TIERS:
+            view = self.views[tier] = self._index.open()
+        return view
 
 
 class MirrorSet:
@@ -135,10 +159,18 @@ class MirrorSet:
         return mirror if mirror is not None and mirror.incarnation == event.incarnation else None
 
     def cached_blocks(self, block_keys: bytes) -> dict[tuple[str, str], int]:
-        """Leading blocks that each (worker id, incarnation) holds, by what it published."""
+        """Leading blocks that each (worker id, incarnation) holds in the best of its tiers, by what
+        it published."""
+        by_tier = self.blocks_by_tier(block_keys)
+        return {owner: max(blocks.values()) for owner, blocks in by_tier.items()}
+
+    def blocks_by_tier(self, block_keys: bytes) -> dict[tuple[str, str], dict[str, int]]:
+        """The same, tier by tier; only what is not 0."""
         found = self.index.match(block_keys, KEY_BYTES)
-        return {
-            (worker_id, mirror.incarnation): found[mirror.view]
+        held = {
+            (worker_id, mirror.incarnation): {
+                tier: found[view] for tier, view in mirror.views.items() if view in found
+            }
             for worker_id, mirror in self.workers.items()
-            if mirror.view in found
         }
+        return {owner: blocks for owner, blocks in held.items() if blocks}

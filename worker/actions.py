@@ -22,7 +22,7 @@ MAX_HOLD_MS = 60_000
 def run(session: Session, stream: RouterStream, command: worker_pb2.WorkerCommand) -> None:
     """Prefill and decode here."""
     slot = open_slot(session, stream, command.run.slot, command.run.request)
-    session.send(messages.Submit(slot.number, slot.request))
+    session.submit(slot)
 
 
 def reserve(session: Session, stream: RouterStream, command: worker_pb2.WorkerCommand) -> None:
@@ -54,7 +54,7 @@ def prefill(session: Session, stream: RouterStream, command: worker_pb2.WorkerCo
     except PacelineError:
         session.slots.close(slot)
         raise
-    session.send(messages.Submit(slot.number, slot.request, prefill_only=True))
+    session.submit(slot, prefill_only=True)
 
 
 def adopt(session: Session, stream: RouterStream, command: worker_pb2.WorkerCommand) -> None:

@@ -3,12 +3,14 @@
 import os
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from paceline.core.config import check_secret, setting
 from paceline.core.errors import ConfigError
 from paceline.core.kv_layout import ELEMENT_BYTES
 from paceline.kv_transfer import registry
+from paceline.kv_transfer.tiers.config import load_tiers
 from paceline.rpc.beats import MAX_BEAT_S
 
 DTYPES = ("auto", *ELEMENT_BYTES)
@@ -50,6 +52,9 @@ class WorkerConfig:
     transports: tuple[str, ...] = setting(
         ("auto",), "Transports to export and to read with, best first."
     )
+    tiers: Path = setting(
+        Path(), "YAML file that lists the tiers below the pool, the nearest first."
+    )
     silence_s: float = setting(6.0, "A router or reader not heard of for so long is gone.")
     beat_s: float = setting(1.0, "Time between beats on streams, leases and in Redis.")
     stall_s: float = setting(4.0, "A rank without an answer for so long makes us unready.")
@@ -80,6 +85,9 @@ class WorkerConfig:
         share = self.max_pinned_share
         _check("max_pinned_share", share, 0 < share <= 1, "must lie in (0, 1]")
         check_transports("transports", self.transports)
+        has_pool = self.device == "cpu" or self.tiers == Path()
+        _check("tiers", str(self.tiers), has_pool, "a pool on a device has no tiers yet")
+        load_tiers(self.tiers)
         drain = self.drain_timeout_s
         _check("drain_timeout_s", drain, drain >= 0, "must not be negative")
 

@@ -5,7 +5,6 @@ Keyed by (worker id, incarnation), never by address: what restarts behind an add
 
 import asyncio
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -59,12 +58,12 @@ class Peer:
         )
 
     def progress(
-        self, ticket: common_pb2.Ticket, first_blocks: Sequence[int]
+        self, ticket: common_pb2.Ticket
     ) -> "grpc.aio.UnaryStreamCall[kv_pb2.ProgressRequest, kv_pb2.ProgressEvent]":
-        """Ends with the ticket at the latest. `first_blocks`: that we lack, by page group."""
+        """Ends with the ticket at the latest."""
         call: grpc.aio.UnaryStreamCall[kv_pb2.ProgressRequest, kv_pb2.ProgressEvent]
         call = self.stub.Progress(
-            kv_pb2.ProgressRequest(ticket=ticket, first_blocks=first_blocks),
+            kv_pb2.ProgressRequest(ticket=ticket),
             timeout=max(0.0, ticket.expires_unix_ms / 1000 - time.time()),
             metadata=caller_token.metadata(self.secret),
         )

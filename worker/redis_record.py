@@ -13,6 +13,7 @@ from redis.exceptions import RedisError
 
 from paceline.engine.messages import Removed, Stored
 from paceline.rpc.redis_schema import (
+    DEVICE,
     EVENTS,
     KEYS_TTL_MS,
     LEASE_BEATS,
@@ -30,12 +31,12 @@ TIMEOUT_S = 1.0
 EVENT_DELAY_S = 0.01  # events of a few steps go out together
 
 # KEYS: set, sequence, stream. ARGV: worker, incarnation, kind, packed keys, ttl, stream length,
-# sequence
+# sequence, tier, what follows a key in the set
 _APPLY = f"""
 local packed, n = ARGV[4], #ARGV[4] / 16
 if ARGV[3] == '{Kind.CLEARED}' then redis.call('DEL', KEYS[1]) end
 for i = 0, n - 1 do
-  local key = string.sub(packed, i * 16 + 1, i * 16 + 16)
+  local key = string.sub(packed, i * 16 + 1, i * 16 + 16) .. ARGV[9]
   if ARGV[3] == '{Kind.STORED}' then redis.call('SADD', KEYS[1], key)
   else redis.call('SREM', KEYS[1], key) end
 end
@@ -43,7 +44,7 @@ redis.call('PEXPIRE', KEYS[1], ARGV[5])
 redis.call('SET', KEYS[2], ARGV[7], 'PX', ARGV[5])
 redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[6], '*',
   '{Field.WORKER}', ARGV[1], '{Field.INCARNATION}', ARGV[2], '{Field.SEQUENCE}', ARGV[7],
-  '{Field.KIND}', ARGV[3], '{Field.KEYS}', packed, '{Field.TIER}', 'device')
+  '{Field.KIND}', ARGV[3], '{Field.KEYS}', packed, '{Field.TIER}', ARGV[8])
 """
 
 _log = structlog.get_logger("paceline.worker")
@@ -64,15 +65,15 @@ class RedisRecord:
         self._info: worker_pb2.WorkerInfo | None = None
         self.is_up = False
 
-    def add(self, event: Stored | Removed) -> None:
-        if self._task is not None:
-            self._events.add(event)
+    def add(self, event: Stored | Removed, tier: str = DEVICE) -> None:
+        if self._url:
+            self._events.add(event, tier)
             self._wake.set()
 
     def publish(self, info: worker_pb2.WorkerInfo) -> None:
         if self._url:
             self._info = info
-            self._events = IndexEvents()
+            self._events = IndexEvents(self._events)
             self._task = asyncio.create_task(self._write(info, self._events))
 
     async def withdraw(self) -> None:
@@ -121,12 +122,13 @@ class RedisRecord:
                 await self._beat(client, info)
                 next_beat = loop.time() + self._beat_s
             self._wake.clear()
-            for kind, keys in events.take():
+            for event in events.take():
+                suffix = "" if event.tier == DEVICE else event.tier
                 owner = (info.worker_id, info.incarnation)
                 limits = (KEYS_TTL_MS, MAX_EVENTS, events.next_sequence())
                 await script(
                     keys=[*_names(info), EVENTS],
-                    args=[*owner, kind, b"".join(keys), *limits],
+                    args=[*owner, event.kind, b"".join(event.keys), *limits, event.tier, suffix],
                 )
             self.is_up = True
             with contextlib.suppress(TimeoutError):

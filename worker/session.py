@@ -16,8 +16,8 @@ import structlog
 from paceline.core.errors import Cancelled, EngineFailure, KvUnavailable, PacelineError, Unavailable
 from paceline.engine import messages
 from paceline.engine.messages import StepOutput
+from paceline.kv_transfer.tiers.stack import TierStack
 from paceline.v1 import worker_pb2
-from paceline.worker import pins
 from paceline.worker.config import WorkerConfig
 from paceline.worker.connectors import Connectors
 from paceline.worker.frames import load_to_proto
@@ -32,6 +32,7 @@ from paceline.worker.rank_watch import RankWatch
 from paceline.worker.router_stream import RouterStream
 from paceline.worker.slots import SlotState, SlotTable
 from paceline.worker.step_events import StepEvents
+from paceline.worker.tiering import Tiering
 
 if TYPE_CHECKING:
     from paceline.worker.adoption import Adoption
@@ -56,6 +57,7 @@ class Session:
         connectors: Connectors,
         metrics: WorkerMetrics,
         on_keys: KeysChanged,
+        tiers: TierStack | None = None,
     ) -> None:
         self.config = config
         self.secret = config.secret.encode()
@@ -75,6 +77,7 @@ class Session:
         self.peers = PeerDirectory(config, info, connectors)
         self.pull_threads = PullThreads(config.pull_threads)
         self.adoptions: set[Adoption] = set()  # whose task runs, with a slot or without
+        self.tiering = None if tiers is None else Tiering(self, tiers, connectors.pool)
         self._events = StepEvents(self)
         on_cpu = config.device == "cpu"
         self.watch = RankWatch(config.beat_s, rank.process.pid, on_cpu=on_cpu)
@@ -101,6 +104,11 @@ class Session:
 
     # --- slots ---
 
+    def submit(self, slot: SlotState, *, prefill_only: bool = False) -> None:
+        """To be computed here, behind what the tiers have of it."""
+        num_offered = 0 if self.tiering is None else self.tiering.offer(slot)
+        self.send(messages.Submit(slot.number, slot.request, prefill_only, num_offered))
+
     def end(
         self, slot: SlotState, error: PacelineError | None = None, *, is_over: bool = False
     ) -> None:
@@ -117,11 +125,11 @@ class Session:
             slot.stream.flush(self.load_now())
         if slot.handoff is not None:
             self.handoffs.close(slot.handoff, error or Cancelled("the request has ended"))
-            pins.take_back(self, slot.handoff)
         if not is_over:
             self.send(messages.Cancel(slot.number))
-        is_copying = slot.adoption is not None and slot.adoption.stop()
-        if slot.is_reservation and not is_copying:
+        transfer = slot.adoption or slot.fill
+        is_copying = transfer is not None and transfer.stop()
+        if (slot.is_reservation or slot.fill is not None) and not is_copying:
             self.send(messages.TransferClosed(slot.number))
 
     def end_stream(self, stream: RouterStream, end: PacelineError) -> None:
@@ -183,6 +191,8 @@ class Session:
     async def close(self) -> None:
         """Waits for the copies into the pool, then frees it."""
         await asyncio.gather(*[adoption.finished() for adoption in self.adoptions])
+        if self.tiering is not None:
+            await self.tiering.close()
         for slot in self.slots:
             self.slots.close(slot)
         for task in self._background:

@@ -7,12 +7,14 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from paceline.core.errors import Overloaded
+from paceline.core.ids import BlockKey
 from paceline.engine.messages import RequestSpec, Reserved
 from paceline.worker.router_stream import RouterStream
 
 if TYPE_CHECKING:
     from paceline.worker.adoption import Adoption
     from paceline.worker.handoffs import Handoff
+    from paceline.worker.tier_fill import TierFill
 
 
 @dataclass(slots=True, eq=False)
@@ -28,6 +30,8 @@ class SlotState:
     hold: asyncio.TimerHandle | None = None  # of a reservation that nobody adopted yet
     reserved: Reserved | None = None
     adoption: "Adoption | None" = None
+    fill: "TierFill | None" = None
+    keys: list[BlockKey] = field(default_factory=list)  # of its full blocks, where tiers need them
     handoff: "Handoff | None" = None
     ending: bool = False  # nothing more is emitted; `Ended` is awaited
     num_emitted: int = 0

@@ -35,19 +35,22 @@ class Publisher:
         self._incarnation = worker.info.incarnation
         self.sequence = 0
 
-    async def publish(self, kind: str, keys: list[bytes], *, event: bool = True) -> None:
+    async def publish(
+        self, kind: str, keys: list[bytes], *, event: bool = True, tier: str = "device"
+    ) -> None:
         self.sequence += 1
         short = [key[:16] for key in keys]
+        members = [key + (b"" if tier == "device" else tier.encode()) for key in short]
         owner = f"{self._worker}:{self._incarnation}"
         async with self._redis.pipeline() as pipe:
             if kind == "stored":
-                pipe.sadd(f"pl:1:keys:{owner}", *short)
+                pipe.sadd(f"pl:1:keys:{owner}", *members)
             elif kind == "removed":
-                pipe.srem(f"pl:1:keys:{owner}", *short)
+                pipe.srem(f"pl:1:keys:{owner}", *members)
             pipe.set(f"pl:1:seq:{owner}", self.sequence)
             if event:
                 fields = {"w": self._worker, "i": self._incarnation, "s": self.sequence}
-                pipe.xadd("pl:1:events", {**fields, "k": kind, "b": b"".join(short), "t": "device"})
+                pipe.xadd("pl:1:events", {**fields, "k": kind, "b": b"".join(short), "t": tier})
             await pipe.execute()
 
 
@@ -132,6 +135,25 @@ async def test_a_lost_event_costs_a_snapshot_of_this_worker_only(store: RedisSer
         await publisher.publish("stored", _KEYS[6:], event=False)  # seen by its number alone
         await until(lambda: _blocks(bench, worker) == 10)
         assert bench.router.mirrors.workers["d1"].needs_snapshot is False
+
+
+async def test_the_tier_of_each_block_is_known(store: RedisServer) -> None:
+    async with router_bench(store) as bench:
+        worker = await bench.add("d0")
+        publisher = Publisher(bench, worker)
+        await publisher.publish("stored", _KEYS[:4])
+        await publisher.publish("stored", _KEYS[:7], tier="host")
+        await until(lambda: _blocks(bench, worker) == 7)
+        owner = (worker.worker_id, worker.info.incarnation)
+        packed = b"".join(_KEYS)
+        mirrors = bench.router.mirrors
+        assert mirrors.blocks_by_tier(packed)[owner] == {"device": 4, "host": 7}
+        await publisher.publish("stored", _KEYS, event=False, tier="file")  # found by a snapshot
+        await until(lambda: _blocks(bench, worker) == 10)
+        assert mirrors.blocks_by_tier(packed)[owner] == {"device": 4, "host": 7, "file": 10}
+        await publisher.publish("removed", _KEYS[2:], tier="file")
+        await publisher.publish("removed", _KEYS[:1])
+        await until(lambda: mirrors.blocks_by_tier(packed)[owner] == {"host": 7, "file": 2})
 
 
 async def test_llm_d_router_2853_a_restart_voids_what_the_worker_had(store: RedisServer) -> None:

@@ -1,0 +1,113 @@
+"""Tiers of every kind, pages to put into them, and somebody who listens."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from paceline.core.kv_layout import PageGroup
+from paceline.kernels.pages import sum_pages
+from paceline.kv_transfer.base import LocalPool
+from paceline.kv_transfer.tiers.base import PageBatch, PageName, Tier
+from paceline.kv_transfer.tiers.host import HostTier
+from paceline.kv_transfer.tiers.stack import TierStack
+from tests.contract.pools import SMALL, make_pool, pages_of
+
+LAYOUT = "layout"
+NUM_PLACES = 12
+
+
+@dataclass(slots=True)
+class Listener:
+    """What each tier holds, by what it said."""
+
+    held: dict[str, list[PageName]] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def stored(self, tier: str, names: Sequence[PageName]) -> None:
+        with self.lock:
+            self.held.setdefault(tier, []).extend(names)
+
+    def removed(self, tier: str, names: Sequence[PageName]) -> None:
+        with self.lock:
+            for name in names:
+                self.held[tier].remove(name)
+
+
+@dataclass(frozen=True, slots=True)
+class TierKind:
+    """How the tests make one with NUM_PLACES places, and spoil a page that it holds."""
+
+    make: Callable[[Path], Tier]
+    spoil: Callable[[Tier, PageName], None]
+
+
+def _host(eviction: str) -> TierKind:
+    def spoil(tier: Tier, name: PageName) -> None:
+        assert isinstance(tier, HostTier)
+        tier._memory[tier._place_of[name] * SMALL.page_bytes + 40] ^= 1
+
+    return TierKind(lambda _: HostTier("host", SMALL, NUM_PLACES, eviction), spoil)
+
+
+KINDS = {"host-lru": _host("lru"), "host-arc": _host("arc")}
+
+
+def page_name(number: int, group: int = 0) -> PageName:
+    return PageName(number.to_bytes(32, "big"), group)
+
+
+@dataclass(slots=True)
+class Bench:
+    """A stack of tiers between a pool of known bytes and one of NaN."""
+
+    tiers: list[Tier]
+    listener: Listener = field(default_factory=Listener)
+    page: PageGroup = SMALL
+    source: LocalPool = field(default_factory=lambda: make_pool(SMALL, 64, 1))
+    pool: LocalPool = field(default_factory=lambda: make_pool(SMALL, 64))
+    stack: TierStack = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.stack = TierStack(self.tiers, self.listener)
+
+    def batch(self, numbers: Sequence[int], group: int = 0) -> PageBatch:
+        """Page i of the source as the content of name i."""
+        pages = np.array(numbers, np.int64) % 64
+        sums = sum_pages(self.source.memory, pages, self.page)
+        return PageBatch([page_name(n, group) for n in numbers], self.source.memory, pages, sums)
+
+    def put(self, *numbers: int, group: int = 0) -> list[int]:
+        """Waits until a tier that writes behind has it all."""
+        tier = self.tiers[0]
+        before = tier.figures.num_stored + tier.figures.num_dropped
+        fresh = {n for n in numbers if not tier.holds(page_name(n, group))}
+        wrong = self.stack.put(self.batch(numbers, group)).tolist()
+        deadline = time.monotonic() + 5
+        while tier.figures.num_stored + tier.figures.num_dropped < before + len(fresh) - len(wrong):
+            assert time.monotonic() < deadline, "the tier does not write"
+            time.sleep(0.002)
+        return wrong
+
+    def pull(self, *numbers: int, group: int = 0) -> list[int]:
+        """The numbers that came, after a look at their bytes."""
+        names = [page_name(n, group) for n in numbers]
+        destinations = np.arange(len(names), dtype=np.int64)
+        pages_of(self.pool)[:] = 0xFF
+        deadline = time.monotonic() + 5
+        came = self.stack.pull(names, self.pool, destinations, deadline, threading.Event())
+        for row, sums in came.items():
+            expected = pages_of(self.source)[numbers[row] % 64]
+            assert np.array_equal(pages_of(self.pool)[row], expected)
+            assert sum_pages(self.pool.memory, np.array([row]), self.page)[0].tolist() == sums
+        return [numbers[row] for row in sorted(came)]
+
+    def check(self) -> None:
+        """What tiers hold is what they said, and no more than they may."""
+        for tier in self.tiers:
+            held = self.listener.held.get(tier.name, [])
+            assert len(held) == len(set(held)) == tier.figures.num_pages
+            assert all(tier.holds(name) for name in held)

@@ -1,0 +1,114 @@
+"""Workers whose pool is too small for two prompts: the first one comes back from a tier."""
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import redis
+
+from tests.support.fake_router import Attachment, make_request, run_split
+from tests.support.mock_model import write_mock_model
+from tests.support.redis_server import redis_server
+from tests.support.worker_pair import FAST, is_free
+from tests.support.workers import WorkerProcess, start_worker, wait_for
+
+HOST = "- {kind: host, capacity_mib: 16, eviction: arc}\n"
+LENGTH = 3000  # tokens; a pool of a MiB holds 4096
+NUM_BLOCKS = LENGTH // 16
+WINDOWED = {"num_hidden_layers": 4, "head_dim": 4, "layer_windows": [100, 0, 100, 0]}
+
+
+def prompt(salt: int) -> list[int]:
+    return [(i * 31 + salt * 17 + i // 7) % 251 for i in range(LENGTH)]
+
+
+@contextmanager
+def worker_of(
+    role: str, folder: Path, tiers: str, model: dict[str, object] | None = None, **settings: object
+) -> Iterator[WorkerProcess]:
+    """One that is free of all that ran when it stops."""
+    listed = folder / "tiers.yaml"
+    listed.write_text(tiers)
+    path = write_mock_model(folder / "model", **(model or {}))
+    given = {**FAST, "pool_mib": 1, "tiers": listed, **settings}
+    worker = start_worker(role, path, **given)
+    try:
+        worker.wait_until_ready()
+        yield worker
+        wait_for(lambda: is_free(worker))
+    finally:
+        status = worker.stop()
+    assert status == 0
+
+
+async def visit(worker: WorkerProcess, tokens: list[int]) -> tuple[list[int], int]:
+    """Its output, and how many tokens of the prompt were cached."""
+    async with Attachment(worker.endpoint) as router:
+        request = make_request(router.info, tokens, max_tokens=6, ignore_eos=True)
+        log = await router.run(request).until_ended()
+    assert log.error is None
+    return log.output(), log.emissions[0].num_cached_tokens
+
+
+def await_stored(worker: WorkerProcess, num_pages: int, tier: str = "host") -> None:
+    label = f'paceline_tier_stored_pages_total{{tier="{tier}"}}'
+    wait_for(lambda: worker.metric(label) >= num_pages)
+
+
+@pytest.mark.parametrize(
+    ("model", "num_hits"),
+    [({}, NUM_BLOCKS / 2), pytest.param(WINDOWED, NUM_BLOCKS / 4, marks=pytest.mark.slow)],
+    ids=["full", "windows"],
+)
+async def test_the_second_visit_hits_the_host_tier(
+    tmp_path: Path, model: dict[str, object], num_hits: float
+) -> None:
+    """The mock model hashes the KV that it reads: one wrong byte changes every later token."""
+    with worker_of("decode", tmp_path, HOST, model) as worker:
+        output, num_cached = await visit(worker, prompt(1))
+        assert num_cached == 0
+        await visit(worker, prompt(2))
+        await_stored(worker, 2 * NUM_BLOCKS)
+        assert await visit(worker, prompt(1)) == (output, NUM_BLOCKS * 16)
+        assert worker.metric('paceline_tier_hits_total{tier="host"}') > num_hits
+        assert worker.metric("paceline_tier_errors_total") == 0
+
+
+@pytest.mark.slow
+async def test_a_prefill_worker_hands_over_what_came_from_a_tier(tmp_path: Path) -> None:
+    large = {"pool_mib": 8}
+    with (
+        worker_of("prefill", tmp_path, HOST) as source,
+        worker_of("decode", tmp_path, HOST, **large) as reader,
+    ):
+        async with Attachment(source.endpoint) as prefill, Attachment(reader.endpoint) as decode:
+            outputs = []
+            for salt in (1, 2, 1):
+                request = make_request(decode.info, prompt(salt), max_tokens=6, ignore_eos=True)
+                split = await run_split(prefill, decode, request)
+                assert split.decode.error is None
+                outputs.append(split.output())
+                await_stored(source, min(len(outputs), 2) * NUM_BLOCKS)
+        assert outputs[0] == outputs[2] != outputs[1]
+        assert source.metric('paceline_tier_hits_total{tier="host"}') > NUM_BLOCKS / 2
+
+
+@pytest.mark.slow
+async def test_the_index_names_the_tier(tmp_path: Path) -> None:
+    with (
+        redis_server() as server,
+        worker_of("decode", tmp_path, HOST, redis_url=server.url) as worker,
+        contextlib.closing(redis.Redis.from_url(server.url)) as store,
+    ):
+        await visit(worker, prompt(1))
+        await_stored(worker, NUM_BLOCKS)
+
+        def num_members(suffix: bytes) -> int:
+            (name,) = store.keys("pl:1:keys:*") or [b"none"]
+            return sum(member[16:] == suffix for member in store.smembers(name))
+
+        wait_for(lambda: (num_members(b""), num_members(b"host")) == (NUM_BLOCKS, NUM_BLOCKS))
+        tiers = {fields[b"t"] for _, fields in store.xrange("pl:1:events")}
+        assert tiers == {b"device", b"host"}
