@@ -11,6 +11,7 @@ from paceline.engine.messages import (
     Cancel,
     Command,
     Filled,
+    Follow,
     GrantedRun,
     Pulled,
     Refused,
@@ -49,7 +50,9 @@ class Commands:
                 if group is not None:
                     self._for_live(group, command)
 
-    def _for_live(self, group: Group, command: Pulled | Adopt | Filled | Cancel | Release) -> None:
+    def _for_live(
+        self, group: Group, command: Pulled | Adopt | Filled | Cancel | Release | Follow
+    ) -> None:
         leader = group.leader
         match command:
             case Pulled() if group.is_filling and leader is not None:
@@ -62,6 +65,8 @@ class Commands:
                 self._cancel(group, command)
             case Release() if group.prefill_only:
                 self.groups.end(group)
+            case Follow() if leader and len(command.first_blocks) == len(leader.tables):
+                group.reader_lacks = command.first_blocks
 
     def _submit(self, command: Submit) -> None:
         scheduler = self.groups.scheduler

@@ -101,7 +101,15 @@ class Release(msgspec.Struct, frozen=True, tag=True, array_like=True):
     slot: int
 
 
-Command = Submit | Reserve | Pulled | Adopt | Filled | Cancel | TransferClosed | Release
+class Follow(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A reader follows this prefill-only slot and lacks its blocks from `first_blocks` on (by page
+    group): pin those, and the tails, with its HandoffReady."""
+
+    slot: int
+    first_blocks: list[int]
+
+
+Command = Submit | Reserve | Pulled | Adopt | Filled | Cancel | TransferClosed | Release | Follow
 
 
 # --- events: rank → front ---------------------------------------------------------------------
@@ -161,11 +169,14 @@ class Committed(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class HandoffReady(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Prompt done: all its KV is held, `num_tokens` of it, the last block perhaps partial."""
+    """Prompt done: all its KV is held, `num_tokens` of it, the last block perhaps partial.
+
+    `rest`: what a reader that follows lacks of it, pinned already; none where that is much."""
 
     slot: int
     num_tokens: int
     first_tokens: list[FirstToken]
+    rest: "Pinned | None" = None
 
 
 class GrantedRun(msgspec.Struct, frozen=True, array_like=True):

@@ -10,14 +10,20 @@ from paceline.engine.messages import (
     Emission,
     FirstToken,
     HandoffReady,
+    KeyRun,
+    Pin,
+    Pinned,
     PositionLogprobs,
     PromptScored,
 )
+from paceline.engine.pins import pin_for_reader
 from paceline.engine.plan import Plan, Scheduled
 from paceline.engine.pools import PageSums
 from paceline.engine.prefix_cache import Tail
 from paceline.engine.sampler import Sampled
 from paceline.engine.sequence import Group, Sequence, Stage
+
+MAX_REST_PAGES = 128  # pinned with a record: a reader copies them in one go
 
 
 class Outcome:
@@ -149,7 +155,21 @@ class Outcome:
             with cache.pool.lock:
                 cache.tails[group.slot] = Tail(tuple(pages), num_tail, tuple(checksums))
         firsts = [FirstToken(e.choice, e.token_ids[0], e.finish) for e in emissions]
-        self.groups.events.append(HandoffReady(group.slot, leader.num_tokens, firsts))
+        goes_on = any(first.finish is None for first in firsts)
+        rest = self._pin_rest(group, leader) if goes_on else None
+        self.groups.events.append(HandoffReady(group.slot, leader.num_tokens, firsts, rest))
+
+    def _pin_rest(self, group: Group, leader: Sequence) -> Pinned | None:
+        """What the reader lacks: asking for it would cost it a call to our front and one to here.
+        None if that is not known, or more than it copies in one go."""
+        if group.reader_lacks is None:
+            return None
+        keys = leader.keys[: leader.num_tokens // PAGE_TOKENS]
+        runs = [KeyRun(i, keys[first:]) for i, first in enumerate(group.reader_lacks)]
+        num_pages = sum(len(run.keys) for run in runs) + len(leader.tables)
+        if num_pages > MAX_REST_PAGES:
+            return None
+        return pin_for_reader(self.groups.allocator.cache, Pin(runs, group.slot))
 
 
 def _problem(sequence: Sequence, sampled: Sampled, draw: int) -> PacelineError | None:

@@ -4,8 +4,6 @@ from paceline.engine.messages import (
     CheckIntegrity,
     Integrity,
     Pin,
-    Pinned,
-    PinnedPage,
     PoolCall,
     PoolReply,
     Recheck,
@@ -14,13 +12,12 @@ from paceline.engine.messages import (
     Unpinned,
 )
 from paceline.engine.page_pool import PageState
+from paceline.engine.pins import pin_for_reader
 from paceline.engine.pools import PageSums
 from paceline.engine.prefix_cache import PrefixCache
 
 
 class PoolCalls:
-    """Takes the pool's lock for as long as a dictionary lookup a page takes."""
-
     def __init__(self, cache: PrefixCache, sums: PageSums) -> None:
         self.cache = cache
         self.pool = cache.pool
@@ -29,7 +26,7 @@ class PoolCalls:
     def answer(self, call: PoolCall) -> PoolReply:
         match call:
             case Pin():
-                return self._pin(call)
+                return pin_for_reader(self.cache, call)
             case Unpin():
                 with self.pool.lock:
                     for page, generation in call.pages:
@@ -39,27 +36,6 @@ class PoolCalls:
                 return Rechecked(self._recheck(call))
             case CheckIntegrity():
                 return self._integrity()
-
-    def _pin(self, call: Pin) -> Pinned:
-        with self.pool.lock:
-            runs = [
-                [self._pinned(page) for page in self.cache.pin_run(run.keys, run.group)]
-                for run in call.runs
-            ]
-            tail = None if call.tail_slot is None else self.cache.tails.get(call.tail_slot)
-            if tail is None:
-                return Pinned(runs)
-            tails = []
-            for page, checksums in zip(tail.pages, tail.checksums, strict=True):
-                pinned = self.pool.pin(page)
-                assert pinned, "the slot refers to it: pinning takes nothing"
-                generation = self.pool.pages[page].generation
-                tails.append(PinnedPage(page, generation, list(checksums)))
-            return Pinned(runs, tails, tail.num_tokens)
-
-    def _pinned(self, page: int) -> PinnedPage:
-        record = self.pool.pages[page]
-        return PinnedPage(page, record.generation, list(record.checksums))
 
     def _recheck(self, call: Recheck) -> bool:
         """Hashes outside the lock; the page is pinned meanwhile, so that it stays what it is."""

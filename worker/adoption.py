@@ -1,7 +1,7 @@
 """Reader side of a hand-off: follows the source's progress, pulls what is new, joins the batch.
 
     Progress ─ enough is committed → Pin → copy and verify (thread) → Pulled → Unpin
-             └ record          → Pin rest and tail → copy → Pulled, Adopt → Unpin with the ticket
+             └ record, rest and tail pinned or Pin → copy → Pulled, Adopt → Unpin with the ticket
 
 A failure at any point ends the slot: with InvalidRequest if the request itself failed there,
 IncompatiblePeer if this worker can never read from that source, Overloaded if its pins were
@@ -118,18 +118,18 @@ class Adoption:
         self._puller = RangePuller(
             self._session, peer, self._reserved, self._ticket, num_tail_tokens, self._abort
         )
-        record = await self._follow_progress(peer, keys)
-        await self._complete(peer, keys, record)
+        last = await self._follow_progress(peer, keys)
+        await self._complete(peer, keys, last)
 
-    async def _follow_progress(self, peer: Peer, keys: list[BlockKey]) -> kv_pb2.HandoffRecord:
-        call = peer.progress(self._ticket)
+    async def _follow_progress(self, peer: Peer, keys: list[BlockKey]) -> kv_pb2.ProgressEvent:
+        """Returns the event that brings the record."""
+        call = peer.progress(self._ticket, self._next_blocks)
         try:
             async for event in call:
                 if event.HasField("error"):
                     raise error_from_proto(event.error)
                 if event.HasField("record"):
-                    record: kv_pb2.HandoffRecord = event.record
-                    return record
+                    return event
                 end = min(event.num_committed_blocks, len(keys))
                 num_pages = sum(map(len, self._missing(end)))
                 if peer.statistics.link_seconds(num_pages) > WORTH_PULLING_S:
@@ -142,10 +142,18 @@ class Adoption:
         """Pulls blocks up to `end`, in ranges, and tells the engine of each."""
         assert self._puller is not None
         async for pulled in self._puller.pull(self._missing(end), keys, **options):
-            if self._abort.is_set():
-                raise asyncio.CancelledError
-            for run in pulled:
-                self._tell(run)
+            self._tell(pulled)
+
+    async def _pull_rest(self, keys: list[BlockKey], rest: kv_pb2.PinResponse) -> None:
+        """Pulls all that is still missing, at once if the source has pinned just that."""
+        assert self._puller is not None
+        with_tail = len(self._slot.request.token_ids) % PAGE_TOKENS > 0
+        if rest.lease_id:
+            pulled = await self._puller.pull_pinned(self._missing(len(keys)), rest, with_tail)
+            if pulled is not None:
+                self._tell(pulled)
+                return
+        await self._pull_to(len(keys), keys, with_tail=with_tail, completes=True)
 
     def _missing(self, end: int) -> list[BlockRun]:
         """What is not here yet of the blocks before `end`."""
@@ -155,21 +163,22 @@ class Adoption:
             if start < end
         ]
 
-    def _tell(self, run: PulledRun) -> None:
-        parts = (run.group, run.first_block, run.checksums)
-        self._session.send(messages.Pulled(self._slot.number, *parts))
-        self._next_blocks[run.group] += len(run.checksums)
+    def _tell(self, pulled: list[PulledRun]) -> None:
+        if self._abort.is_set():
+            raise asyncio.CancelledError
+        for run in pulled:
+            parts = (run.group, run.first_block, run.checksums)
+            self._session.send(messages.Pulled(self._slot.number, *parts))
+            self._next_blocks[run.group] += len(run.checksums)
 
-    async def _complete(
-        self, peer: Peer, keys: list[BlockKey], record: kv_pb2.HandoffRecord
-    ) -> None:
-        first_tokens = self._checked(record)
+    async def _complete(self, peer: Peer, keys: list[BlockKey], last: kv_pb2.ProgressEvent) -> None:
+        first_tokens = self._checked(last.record)
         if any(f.finish is None for f in first_tokens if f.choice in self._slot.wanted):
-            has_tail = len(self._slot.request.token_ids) % PAGE_TOKENS > 0
-            await self._pull_to(len(keys), keys, with_tail=has_tail, completes=True)
+            await self._pull_rest(keys, last.rest)
         self._session.send(messages.Adopt(self._slot.number, first_tokens))
         if self._puller is None or not self._puller.is_complete:
-            complete = kv_pb2.UnpinRequest(ticket=self._ticket, complete=True)
+            lease_id = last.rest.lease_id
+            complete = kv_pb2.UnpinRequest(ticket=self._ticket, lease_id=lease_id, complete=True)
             self._session.background(peer.unpin, complete)
 
     def _checked(self, record: kv_pb2.HandoffRecord) -> list[messages.FirstToken]:

@@ -28,7 +28,9 @@ class Handoff:
     slot_number: int
     ticket: common_pb2.Ticket
     num_committed: int = 0
+    lacking: list[int] | None = None  # the reader's first missing block, by page group
     record: kv_pb2.HandoffRecord | None = None
+    rest: kv_pb2.PinResponse | None = None  # what it lacks, pinned; until its reader is told
     error: PacelineError | None = None
     num_followers: int = 0
     last_followed: float = field(default_factory=time.monotonic)
@@ -64,7 +66,10 @@ class Handoff:
     def _event(self) -> kv_pb2.ProgressEvent:
         if self.error is not None:
             return kv_pb2.ProgressEvent(error=error_to_proto(self.error))
-        return kv_pb2.ProgressEvent(num_committed_blocks=self.num_committed, record=self.record)
+        rest, self.rest = self.rest, None  # from here on it is the reader's to unpin
+        return kv_pb2.ProgressEvent(
+            num_committed_blocks=self.num_committed, record=self.record, rest=rest
+        )
 
 
 class HandoffTable:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 import grpc
@@ -39,7 +39,9 @@ class KvTransferServicer(kv_pb2_grpc.KvTransferServiceServicer):
     async def Progress(
         self, request: kv_pb2.ProgressRequest, context: Context
     ) -> AsyncIterator[kv_pb2.ProgressEvent]:
-        handoff = await self._handoff(self._current(), request.ticket)
+        session = self._current()
+        handoff = await self._handoff(session, request.ticket)
+        expect_reader(session, handoff, list(request.first_blocks))
         async for event in handoff.follow():
             yield event
 
@@ -47,12 +49,15 @@ class KvTransferServicer(kv_pb2_grpc.KvTransferServiceServicer):
         session = self._current()
         self._check(session, request.ticket)
         runs = [messages.KeyRun(run.group, split_keys(run.keys)) for run in request.runs]
-        handoff = session.handoffs.get(key_of(request.ticket)) if request.with_tail else None
+        handoff = session.handoffs.get(key_of(request.ticket))
         if request.with_tail and handoff is None:
             raise KvUnavailable("the hand-off is not held here")
-        tail_slot = handoff.slot_number if handoff is not None else None
+        tail_slot = handoff.slot_number if handoff and request.with_tail else None
         # Not cut off by a reader that leaves: what is pinned must reach its lease.
-        return await asyncio.shield(pin(session, request.ticket, runs, tail_slot))
+        pinned = await asyncio.shield(pin(session, request.ticket, runs, tail_slot))
+        if handoff is not None and handoff.lacking is not None:
+            expect_reader(session, handoff, after_pin(handoff.lacking, request.runs, pinned.runs))
+        return pinned
 
     async def Unpin(self, request: kv_pb2.UnpinRequest, context: Context) -> kv_pb2.UnpinResponse:
         session = self._current()
@@ -93,6 +98,24 @@ class KvTransferServicer(kv_pb2_grpc.KvTransferServiceServicer):
 
     def _check(self, session: Session, ticket: common_pb2.Ticket) -> None:
         check_ticket(session.info, session.secret, ticket, source_is_here=True)
+
+
+def expect_reader(session: Session, handoff: Handoff, lacking: list[int]) -> None:
+    """Has the rank pin, when the prompt is done, what the reader lacks by then."""
+    if len(lacking) == len(session.rank.ready.groups) and not handoff.is_over:
+        handoff.lacking = lacking
+        session.send(messages.Follow(handoff.slot_number, lacking))
+
+
+def after_pin(
+    lacking: list[int], asked: Iterable[kv_pb2.KeyRun], found: Iterable[kv_pb2.PageRun]
+) -> list[int]:
+    """What a reader lacks once it has pulled what it has pinned: it goes on where it was."""
+    after = list(lacking)
+    for run, pages in zip(asked, found, strict=True):
+        if run.group < len(after):
+            after[run.group] += len(pages.pages)
+    return after
 
 
 def split_keys(packed: bytes) -> list[bytes]:

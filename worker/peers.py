@@ -5,6 +5,7 @@ Keyed by (worker id, incarnation), never by address: what restarts behind an add
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -58,12 +59,12 @@ class Peer:
         )
 
     def progress(
-        self, ticket: common_pb2.Ticket
+        self, ticket: common_pb2.Ticket, first_blocks: Sequence[int]
     ) -> "grpc.aio.UnaryStreamCall[kv_pb2.ProgressRequest, kv_pb2.ProgressEvent]":
-        """Ends with the ticket at the latest."""
+        """Ends with the ticket at the latest. `first_blocks`: that we lack, by page group."""
         call: grpc.aio.UnaryStreamCall[kv_pb2.ProgressRequest, kv_pb2.ProgressEvent]
         call = self.stub.Progress(
-            kv_pb2.ProgressRequest(ticket=ticket),
+            kv_pb2.ProgressRequest(ticket=ticket, first_blocks=first_blocks),
             timeout=max(0.0, ticket.expires_unix_ms / 1000 - time.time()),
             metadata=caller_token.metadata(self.secret),
         )

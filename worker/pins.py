@@ -1,14 +1,20 @@
 """Pins pages for a reader: the rank's pool looks them up, the lease table says for how long."""
 
-from paceline.core.errors import KvUnavailable, PacelineError
+from typing import TYPE_CHECKING
+
+from paceline.core.errors import KvUnavailable, Overloaded, PacelineError
+from paceline.core.ids import LeaseId
 from paceline.engine.messages import KeyRun, Pin, Pinned, PinnedPage
 from paceline.v1 import common_pb2, kv_pb2
-from paceline.worker.handoffs import key_of, reader_of
-from paceline.worker.session import Session
+from paceline.worker.handoffs import Handoff, key_of, reader_of
+from paceline.worker.leases import PageLives
+
+if TYPE_CHECKING:
+    from paceline.worker.session import Session
 
 
 async def pin(
-    session: Session, ticket: common_pb2.Ticket, runs: list[KeyRun], tail_slot: int | None
+    session: "Session", ticket: common_pb2.Ticket, runs: list[KeyRun], tail_slot: int | None
 ) -> kv_pb2.PinResponse:
     """Pins what leads of `runs`, and the tails of `tail_slot` when given, under a new lease.
 
@@ -28,10 +34,45 @@ async def pin(
             raise
     finally:
         session.leases.keep(num_pages)
-    pages = [(page.page, page.generation) for page in pinned.pages]
+    pages = _lives(pinned)
     if not session.leases.add(lease_id, pages):
         session.unpin(pages)
         raise KvUnavailable("the lease ended while its pages were being pinned")
+    return _response(lease_id, pinned)
+
+
+def let(session: "Session", ticket: common_pb2.Ticket, pinned: Pinned) -> kv_pb2.PinResponse | None:
+    """Puts what is pinned already under a new lease; at a cap it is unpinned again: None."""
+    pages = _lives(pinned)
+    try:
+        session.leases.promise(len(pages))
+        session.leases.keep(len(pages))
+        lease_id = session.leases.open(reader_of(ticket), key_of(ticket))
+    except Overloaded:
+        session.unpin(pages)
+        return None
+    session.leases.add(lease_id, pages)
+    return _response(lease_id, pinned)
+
+
+def drop(session: "Session", pinned: Pinned) -> None:
+    """Unpins what was pinned for a hand-off that has ended."""
+    session.unpin(_lives(pinned))
+
+
+def take_back(session: "Session", handoff: Handoff) -> None:
+    """Unpins what its reader has not been told of."""
+    if handoff.rest is not None:
+        lease_id = handoff.rest.lease_id
+        session.unpin(session.leases.release(lease_id, reader_of(handoff.ticket)))
+        handoff.rest = None
+
+
+def _lives(pinned: Pinned) -> PageLives:
+    return [(page.page, page.generation) for page in pinned.pages]
+
+
+def _response(lease_id: LeaseId, pinned: Pinned) -> kv_pb2.PinResponse:
     return kv_pb2.PinResponse(
         lease_id=lease_id,
         runs=[kv_pb2.PageRun(pages=map(_page_ref, run)) for run in pinned.runs],
@@ -40,7 +81,7 @@ async def pin(
     )
 
 
-async def _call(session: Session, call: Pin) -> Pinned:
+async def _call(session: "Session", call: Pin) -> Pinned:
     reply = await session.rank.link.call(call)
     assert isinstance(reply, Pinned)
     return reply

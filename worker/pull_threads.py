@@ -19,6 +19,10 @@ class PullThreads:
         self._free = asyncio.Semaphore(num_threads)
         self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix="pull")
 
+    def has_turn(self, of_source: asyncio.Semaphore) -> bool:
+        """Whether a turn would begin at once."""
+        return not (of_source.locked() or self._free.locked())
+
     @asynccontextmanager
     async def turn(self, of_source: asyncio.Semaphore) -> AsyncIterator[None]:
         """Within it `submit` has a thread at once; one call at a time."""

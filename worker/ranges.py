@@ -117,18 +117,36 @@ class RangePuller:
     async def _pull_range(
         self, runs: Sequence[BlockRun], keys: Sequence[BlockKey], tail: bool, is_last: bool
     ) -> list[PulledRun]:
-        beats = self._peer.beats
         async with self._session.pull_threads.turn(self._peer.turns):
             pinned = await self._pin(runs, keys, tail)
-            beats.hold(pinned.lease_id)
-            try:
-                sums = await self._read(self._parts(runs, pinned))
-                if beats.is_lost(pinned.lease_id):
-                    raise KvUnavailable("the lease on the source's pages ended during the copy")
-                self.is_complete = is_last
-            finally:
-                beats.drop(pinned.lease_id)
-                self._unpin(pinned.lease_id)
+            return await self._pull_leased(runs, pinned, is_last)
+
+    async def pull_pinned(
+        self, runs: Sequence[BlockRun], rest: kv_pb2.PinResponse, with_tail: bool
+    ) -> list[PulledRun] | None:
+        """All of `runs` and the tails, by what the source has pinned for us at the end. None, and
+        unpinned, if that is not all of it, or would wait for other pulls."""
+        pinned = _ends_of(rest, runs)
+        threads, turns = self._session.pull_threads, self._peer.turns
+        if not (self._is_all(runs, pinned, with_tail) and threads.has_turn(turns)):
+            self._unpin(rest.lease_id)
+            return None
+        async with threads.turn(turns):
+            return await self._pull_leased(runs, pinned, is_last=True)
+
+    async def _pull_leased(
+        self, runs: Sequence[BlockRun], pinned: kv_pb2.PinResponse, is_last: bool
+    ) -> list[PulledRun]:
+        beats = self._peer.beats
+        beats.hold(pinned.lease_id)
+        try:
+            sums = await self._read(self._parts(runs, pinned))
+            if beats.is_lost(pinned.lease_id):
+                raise KvUnavailable("the lease on the source's pages ended during the copy")
+            self.is_complete = is_last
+        finally:
+            beats.drop(pinned.lease_id)
+            self._unpin(pinned.lease_id)
         pulled, first = [], 0
         for run in runs:
             checksums = sums[0][first : first + len(run)].tolist()
@@ -144,15 +162,18 @@ class RangePuller:
         ]
         request = kv_pb2.PinRequest(ticket=self._ticket, runs=asked, with_tail=tail)
         pinned = await self._peer.pin(request)
-        num_tails, num_tokens = len(self._reserved.runs) if tail else 0, self._num_tail_tokens
-        wanted, found = [len(run) for run in runs], [len(run.pages) for run in pinned.runs]
-        has_tails = len(pinned.tails) == num_tails and pinned.num_tail_tokens == tail * num_tokens
-        if found == wanted and has_tails:
+        if self._is_all(runs, pinned, tail):
             return pinned
         self._unpin(pinned.lease_id)
+        found, wanted = sum(len(run.pages) for run in pinned.runs), sum(map(len, runs))
         if found == wanted:
             raise KvUnavailable("the source does not hold the end of the prompt")
-        raise KvUnavailable(f"the source holds {sum(found)} of {sum(wanted)} blocks")
+        raise KvUnavailable(f"the source holds {found} of {wanted} blocks")
+
+    def _is_all(self, runs: Sequence[BlockRun], pinned: kv_pb2.PinResponse, tail: bool) -> bool:
+        num_tails, num_tokens = len(self._reserved.runs) if tail else 0, self._num_tail_tokens
+        has_tails = len(pinned.tails) == num_tails and pinned.num_tail_tokens == tail * num_tokens
+        return has_tails and [len(run.pages) for run in pinned.runs] == list(map(len, runs))
 
     def _parts(self, runs: Sequence[BlockRun], pinned: kv_pb2.PinResponse) -> list[PinnedPages]:
         granted = self._reserved.runs
@@ -215,6 +236,17 @@ def cut(runs: Sequence[BlockRun], num_blocks: int) -> tuple[Sequence[BlockRun], 
         taken.append(run)
         num_blocks -= len(run)
     return taken, []
+
+
+def _ends_of(rest: kv_pb2.PinResponse, runs: Sequence[BlockRun]) -> kv_pb2.PinResponse:
+    """Of `rest`, a run a page group, the pages of `runs`: both end with the last full block."""
+    parts = [rest.runs[run.group].pages[-len(run) :] for run in runs if run.group < len(rest.runs)]
+    return kv_pb2.PinResponse(
+        lease_id=rest.lease_id,
+        runs=[kv_pb2.PageRun(pages=pages) for pages in parts],
+        tails=rest.tails,
+        num_tail_tokens=rest.num_tail_tokens,
+    )
 
 
 def _pinned_pages(

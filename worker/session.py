@@ -18,6 +18,7 @@ from paceline.engine import messages
 from paceline.engine.messages import StepOutput
 from paceline.kv_transfer.tiers.stack import TierStack
 from paceline.v1 import worker_pb2
+from paceline.worker import pins
 from paceline.worker.config import WorkerConfig
 from paceline.worker.connectors import Connectors
 from paceline.worker.frames import load_to_proto
@@ -125,6 +126,7 @@ class Session:
             slot.stream.flush(self.load_now())
         if slot.handoff is not None:
             self.handoffs.close(slot.handoff, error or Cancelled("the request has ended"))
+            pins.take_back(self, slot.handoff)
         if not is_over:
             self.send(messages.Cancel(slot.number))
         transfer = slot.adoption or slot.fill

@@ -7,6 +7,7 @@ from paceline.core.errors import EngineFailure, ErrorCode, PacelineError
 from paceline.core.kv_layout import PAGE_TOKENS
 from paceline.engine import messages
 from paceline.rpc.convert import code_to_proto, error_from_proto
+from paceline.worker import pins
 from paceline.worker.frames import emission_to_proto, record_to_proto, scores_to_proto
 from paceline.worker.router_stream import RouterStream
 from paceline.worker.slots import SlotState
@@ -49,6 +50,8 @@ class StepEvents:
             case messages.Fill():
                 assert self._session.tiering is not None, "nobody else offers blocks"
                 self._session.tiering.fill(event, slot)
+            case messages.HandoffReady(rest=messages.Pinned() as rest) if slot.ending:
+                pins.drop(self._session, rest)
             case _ if slot.ending:
                 return
             case messages.Emission():
@@ -91,6 +94,8 @@ class StepEvents:
             return
         handoff.num_committed = event.num_tokens // PAGE_TOKENS
         handoff.record = record_to_proto(event, slot.request)
+        if event.rest is not None:
+            handoff.rest = pins.let(self._session, handoff.ticket, event.rest)
         handoff.notify()
 
     def _ended(self, slot: SlotState) -> None:

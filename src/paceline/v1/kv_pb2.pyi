@@ -66,20 +66,24 @@ class DescribeResponse(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., content_digest: _Optional[str] = ..., layout_digest: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[PageGroup, _Mapping]]] = ..., num_pages: _Optional[int] = ..., transports: _Optional[_Iterable[_Union[TransportAddress, _Mapping]]] = ...) -> None: ...
 
 class ProgressRequest(_message.Message):
-    __slots__ = ("ticket",)
+    __slots__ = ("ticket", "first_blocks")
     TICKET_FIELD_NUMBER: _ClassVar[int]
+    FIRST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     ticket: _common_pb2.Ticket
-    def __init__(self, ticket: _Optional[_Union[_common_pb2.Ticket, _Mapping]] = ...) -> None: ...
+    first_blocks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ticket: _Optional[_Union[_common_pb2.Ticket, _Mapping]] = ..., first_blocks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ProgressEvent(_message.Message):
-    __slots__ = ("num_committed_blocks", "record", "error")
+    __slots__ = ("num_committed_blocks", "record", "error", "rest")
     NUM_COMMITTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    REST_FIELD_NUMBER: _ClassVar[int]
     num_committed_blocks: int
     record: HandoffRecord
     error: _common_pb2.Error
-    def __init__(self, num_committed_blocks: _Optional[int] = ..., record: _Optional[_Union[HandoffRecord, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ...) -> None: ...
+    rest: PinResponse
+    def __init__(self, num_committed_blocks: _Optional[int] = ..., record: _Optional[_Union[HandoffRecord, _Mapping]] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., rest: _Optional[_Union[PinResponse, _Mapping]] = ...) -> None: ...
 
 class HandoffRecord(_message.Message):
     __slots__ = ("num_prompt_tokens", "num_tokens", "first_tokens", "sidecars")

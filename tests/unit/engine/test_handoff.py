@@ -7,12 +7,14 @@ import pytest
 
 from paceline.core.finish import FinishReason
 from paceline.core.keys import chain_keys
+from paceline.core.kv_layout import PAGE_TOKENS
 from paceline.engine.messages import (
     Adopt,
     Cancel,
     Committed,
     Emission,
     Ended,
+    Follow,
     HandoffReady,
     KeyRun,
     Pin,
@@ -28,10 +30,11 @@ from paceline.engine.messages import (
     TransferClosed,
     Unpin,
 )
+from paceline.engine.outcome import MAX_REST_PAGES
 from paceline.engine.page_pool import PageState
 from paceline.engine.pools import pool_memory
 from paceline.kernels.pages import copy_pages
-from tests.unit.engine.benches import EDITED, ROOT, Bench, alone, bench, prompt, request
+from tests.unit.engine.benches import EDITED, ROOT, Bench, alone, bench, mock_model, prompt, request
 
 SEEDED = {"temperature": 1.3, "top_k": 40, "seed": 11}
 
@@ -278,3 +281,46 @@ def test_commands_for_gone_or_unfit_slots_do_nothing() -> None:
     b.handle(Pulled(2, 1, 0, [[1]]), Pulled(2, -1, 0, [[1]]))
     b.handle(Cancel(2), TransferClosed(2)).run()
     b.assert_idle()
+
+
+@pytest.mark.parametrize("num_tokens", [1, 16, 17, 40])
+@pytest.mark.parametrize("first_block", [0, 1, 2])
+def test_what_a_known_reader_lacks_is_pinned_with_the_record(
+    num_tokens: int, first_block: int
+) -> None:
+    spec = request(prompt(num_tokens), max_tokens=20)
+    source = bench(max_batch_tokens=24)
+    source.handle(Submit(1, spec, prefill_only=True), Follow(1, [first_block])).run()
+    (ready,) = source.of(HandoffReady, 1)
+    assert ready.rest is not None
+    keys = list(chain_keys(ROOT, spec.token_ids))[first_block:]
+    asked = source.engine.pool_calls.answer(Pin([KeyRun(0, keys)], 1))
+    assert asked == ready.rest and list(map(len, ready.rest.runs)) == [len(keys)]
+    for pinned in (asked, ready.rest):
+        pages = [(page.page, page.generation) for page in pinned.pages]
+        source.engine.pool_calls.answer(Unpin(pages))
+    source.handle(Release(1)).run()
+    source.assert_idle()
+
+
+@pytest.mark.parametrize(
+    ("first_blocks", "max_tokens", "num_tokens"),
+    [
+        (None, 20, 40),  # nobody follows
+        ([0, 0], 20, 40),  # of another layout
+        ([0], 1, 40),  # nothing will be pulled
+        ([0], 20, MAX_REST_PAGES * PAGE_TOKENS),  # more than is copied in one go
+    ],
+)
+def test_nothing_is_pinned_that_no_reader_takes(
+    first_blocks: list[int] | None, max_tokens: int, num_tokens: int
+) -> None:
+    model = mock_model(max_position_embeddings=4096)
+    source = bench(model, num_pages=200, max_batch_tokens=512)
+    source.handle(Submit(1, request(prompt(num_tokens), max_tokens=max_tokens), prefill_only=True))
+    if first_blocks is not None:
+        source.handle(Follow(1, first_blocks))
+    (ready,) = source.run().of(HandoffReady, 1)
+    assert ready.rest is None
+    source.handle(Release(1)).run()
+    source.assert_idle()

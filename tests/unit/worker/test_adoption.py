@@ -22,9 +22,11 @@ from paceline.core.errors import (
 from paceline.core.kv_layout import PageGroup
 from paceline.core.sampling import SamplingParams
 from paceline.engine.messages import (
+    Adopt,
     Ended,
     GrantedRun,
     Load,
+    Pulled,
     RequestSpec,
     Reserved,
     StepOutput,
@@ -61,7 +63,7 @@ async def end_of(failure: PacelineError) -> PacelineError:
     failed = kv_pb2.ProgressEvent(error=error_to_proto(failure))
 
     async def get(ticket: object, endpoint: str) -> Any:
-        return SimpleNamespace(progress=lambda _: Progress(failed))
+        return SimpleNamespace(progress=lambda *_: Progress(failed))
 
     session: Any = SimpleNamespace(
         adoptions=set(),
@@ -102,25 +104,30 @@ class Source:
         self.is_copying = threading.Event()
         self.may_end = threading.Event()
         self.failure: Exception | None = None
+        self.num_pins = 0
+        self.unpinned: list[kv_pb2.UnpinRequest] = []
+        self.pages_read: list[int] = []
 
     transport = "fake"
 
-    def progress(self, ticket: object) -> "Progress":
+    def progress(self, ticket: object, first_blocks: object) -> "Progress":
         return Progress(*self.events)
 
     async def pin(self, request: object) -> kv_pb2.PinResponse:
+        self.num_pins += 1
         return kv_pb2.PinResponse(
             runs=[kv_pb2.PageRun(pages=[kv_pb2.PageRef(page=3, generation=1, checksums=[9])])]
         )
 
-    async def unpin(self, request: object) -> None:
-        pass
+    async def unpin(self, request: kv_pb2.UnpinRequest) -> None:
+        self.unpinned.append(request)
 
     def take_figures(self) -> LinkFigures:
         return self.statistics.figures
 
     def read(self, piece: Piece, timeout_s: float) -> CellSums:
         self.is_copying.set()
+        self.pages_read += piece.source_pages.tolist()
         assert self.may_end.wait(10)
         if self.failure is not None:
             raise self.failure
@@ -173,6 +180,55 @@ RECORD = kv_pb2.ProgressEvent(
         num_prompt_tokens=16, num_tokens=16, first_tokens=[kv_pb2.FirstToken(token_id=4)]
     )
 )
+
+
+def record_with_rest(num_pages: int, first_page: int = 3) -> kv_pb2.ProgressEvent:
+    pages = [
+        kv_pb2.PageRef(page=first_page + i, generation=1, checksums=[9]) for i in range(num_pages)
+    ]
+    rest = kv_pb2.PinResponse(lease_id="rest", runs=[kv_pb2.PageRun(pages=pages)])
+    return kv_pb2.ProgressEvent(record=RECORD.record, rest=rest)
+
+
+@pytest.mark.parametrize("num_pages", [1, 2])  # 2: pinned before the reader had the first
+async def test_what_came_pinned_with_the_record_needs_no_pin(num_pages: int) -> None:
+    source = Source(record_with_rest(num_pages))
+    source.may_end.set()
+    rig = Rig(source)
+    await rig.adoption.finished()
+    assert [type(command) for command in rig.rank.sent] == [Pulled, Adopt]
+    assert source.num_pins == 0
+    await asyncio.sleep(0)
+    (unpin,) = source.unpinned
+    assert (unpin.lease_id, unpin.complete) == ("rest", True)
+    assert source.pages_read == [3 + num_pages - 1]
+    await rig.session.close()
+
+
+async def test_what_came_pinned_but_is_not_all_is_unpinned_and_pinned_anew() -> None:
+    source = Source(record_with_rest(0))
+    source.may_end.set()
+    rig = Rig(source)
+    await rig.adoption.finished()
+    assert [type(command) for command in rig.rank.sent] == [Pulled, Adopt]
+    assert source.num_pins == 1
+    await asyncio.sleep(0)
+    assert [(u.lease_id, u.complete) for u in source.unpinned] == [("rest", False), ("", True)]
+    await rig.session.close()
+
+
+async def test_pins_do_not_wait_for_other_pulls() -> None:
+    source = Source(record_with_rest(1))
+    source.may_end.set()
+    source.turns = asyncio.Semaphore(1)
+    rig = Rig(source)
+    async with rig.session.pull_threads.turn(source.turns):
+        for _ in range(100):
+            await asyncio.sleep(0.001)
+        assert [unpin.lease_id for unpin in source.unpinned] == ["rest"]
+    await rig.adoption.finished()
+    assert [type(command) for command in rig.rank.sent] == [Pulled, Adopt]
+    await rig.session.close()
 
 
 async def test_a_session_waits_for_a_copy_whose_slot_has_ended() -> None:

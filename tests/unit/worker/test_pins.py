@@ -1,0 +1,119 @@
+"""What the rank pins with a hand-off's record: leased to its reader, or unpinned again."""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from paceline.core.sampling import SamplingParams
+from paceline.engine.messages import (
+    FirstToken,
+    HandoffReady,
+    Load,
+    Pinned,
+    PinnedPage,
+    RequestSpec,
+    StepOutput,
+    Unpin,
+)
+from paceline.v1 import common_pb2, kv_pb2, worker_pb2
+from paceline.worker.config import WorkerConfig
+from paceline.worker.handoffs import reader_of
+from paceline.worker.metrics import WorkerMetrics
+from paceline.worker.router_stream import RouterStream
+from paceline.worker.session import Session
+
+NUM_PAGES = 8
+REST = Pinned([[PinnedPage(3, 1, [9]), PinnedPage(4, 2, [9])]], [PinnedPage(5, 1, [7])], 4)
+PAGES = [(3, 1), (4, 2), (5, 1)]
+
+
+class Source:
+    """A prefill slot of 36 tokens under a ticket; `unpinned`: what its rank was told to unpin."""
+
+    def __init__(self) -> None:
+        self.unpinned: list[tuple[int, int]] = []
+        rank: Any = SimpleNamespace(
+            ready=SimpleNamespace(num_pages=NUM_PAGES),
+            process=SimpleNamespace(pid=os.getpid()),
+            link=SimpleNamespace(send=lambda _: None, call=self.call, last_step_unix_us=1),
+        )
+        connectors: Any = SimpleNamespace()
+        config = WorkerConfig(secret="a secret of the tests", model="/")
+        info = worker_pb2.WorkerInfo(vocab_size=100)
+        self.session = Session(config, rank, info, connectors, WorkerMetrics("m"), print)
+        request = RequestSpec("r", list(range(36)), 36, bytes(32), SamplingParams(), (0,))
+        self.slot = self.session.slots.open(RouterStream(), 7, request)
+        self.ticket = common_pb2.Ticket(
+            request_id="r",
+            attempt=1,
+            reader_worker="d",
+            reader_incarnation="1",
+            expires_unix_ms=int(time.time() * 1000) + 60_000,
+        )
+        self.handoff = self.slot.handoff = self.session.handoffs.open(self.slot.number, self.ticket)
+
+    async def call(self, call: object) -> None:
+        assert isinstance(call, Unpin)
+        self.unpinned += call.pages
+
+    def is_ready(self) -> None:
+        """The rank's prompt is done."""
+        ready = HandoffReady(self.slot.number, 36, [FirstToken(0, 5)], REST)
+        self.session._events.apply(StepOutput(1, [ready], Load(0, 0, 0, 8, 8, 0), True))
+
+
+@pytest.fixture
+async def source() -> AsyncIterator[Source]:
+    yield Source()
+
+
+async def told(source: Source) -> kv_pb2.ProgressEvent:
+    return [event async for event in source.handoff.follow()][-1]
+
+
+async def test_the_reader_gets_them_under_a_lease_of_its_own(source: Source) -> None:
+    source.is_ready()
+    rest = (await told(source)).rest
+    assert [[page.page for page in run.pages] for run in rest.runs] == [[3, 4]]
+    assert [page.page for page in rest.tails] == [5] and rest.num_tail_tokens == 4
+    source.session.end(source.slot)  # what the reader knows of is the reader's to unpin
+    leases = source.session.leases
+    assert leases.release(rest.lease_id, reader_of(source.ticket)) == PAGES
+    await asyncio.sleep(0)
+    assert source.unpinned == []
+
+
+async def test_a_reader_that_comes_back_pins_by_itself(source: Source) -> None:
+    source.is_ready()
+    await told(source)
+    again = await told(source)
+    assert again.HasField("record") and not again.HasField("rest")
+
+
+async def test_a_slot_that_ends_untold_unpins_them(source: Source) -> None:
+    source.is_ready()
+    source.session.end(source.slot)
+    await asyncio.sleep(0)
+    assert source.unpinned == PAGES and not len(source.session.leases)
+
+
+async def test_a_slot_that_has_ended_before_unpins_them(source: Source) -> None:
+    source.session.end(source.slot)
+    source.is_ready()
+    await asyncio.sleep(0)
+    assert source.unpinned == PAGES and not len(source.session.leases)
+
+
+async def test_beyond_the_cap_the_record_comes_without_them(source: Source) -> None:
+    """The cap is half of the pool: four pages."""
+    source.session.leases.promise(2)
+    source.is_ready()
+    last = await told(source)
+    assert last.HasField("record") and not last.HasField("rest")
+    await asyncio.sleep(0)
+    assert source.unpinned == PAGES and not len(source.session.leases)
