@@ -1,11 +1,12 @@
-"""Bytes between tcp's source and reader. All integers little-endian, every length bounded.
+"""Bytes on a TCP connection between source and reader. Integers little-endian, lengths bounded.
 
     reader → source   MAGIC, length, ReaderHello         once a connection
     source → reader   MAGIC, length, SourceHello         or the connection closes
     reader → source   REQUEST, page ids as int64         as often as it likes
     source → reader   REPLY, then the pages' cells       whole pages, or the used start of each cell
 
-Anything else closes the connection at its first wrong byte.
+Anything else closes the connection at its first wrong byte. Transports whose library moves the
+cells speak the same: `ucx` up to the REPLY, `nixl` the hellos only.
 """
 
 import hmac
@@ -21,9 +22,9 @@ from paceline.kv_transfer.geometry import Geometry, decode_peer
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-VERSION = 1
+VERSION = 2
 MAGIC = b"PACEKV\r\n"
-MAX_HELLO_BYTES = 1024
+MAX_HELLO_BYTES = 64 << 10  # an endpoint names every network device of its host
 LENGTH = struct.Struct("<I")
 REQUEST = struct.Struct("<III")  # REQUEST_MAGIC, number of pages, tokens of each cell (0: all)
 REQUEST_MAGIC = 0x51525650
@@ -48,17 +49,20 @@ class ReaderHello(msgspec.Struct, frozen=True, array_like=True):
     version: int
     incarnation: str  # of the pool that the reader wants
     token: bytes
+    endpoint: bytes = b""  # the library's name for the reader, where a library moves the cells
 
 
 class SourceHello(msgspec.Struct, frozen=True, array_like=True):
     version: int
     refused: str  # the reader's field that does not match; empty: welcome
     geometry: Geometry | None
+    endpoint: bytes = b""
 
 
-def token_of(secret: bytes, incarnation: str) -> bytes:
+def token_of(secret: bytes, transport: str, incarnation: str) -> bytes:
     """Shows that the reader knows the deployment's secret."""
-    return hmac.digest(secret, b"paceline-kv-tcp\0" + incarnation.encode(), "sha256")
+    text = f"paceline-kv-{transport}\0{incarnation}"
+    return hmac.digest(secret, text.encode(), "sha256")
 
 
 def prepare(connection: socket.socket) -> None:

@@ -1,4 +1,4 @@
-"""A TCP proxy between a reader and a source, whose connections the test can cut."""
+"""A TCP proxy between a reader and a source, whose connections the test can hold up and cut."""
 
 import contextlib
 import socket
@@ -16,6 +16,8 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._threads = [threading.Thread(target=self._accept)]
+        self._flows = threading.Event()
+        self._flows.set()
         self._threads[0].start()
         self.num_accepted = 0
 
@@ -30,7 +32,15 @@ class Proxy:
                 with contextlib.suppress(OSError):
                     end.shutdown(socket.SHUT_RDWR)
 
+    def pause(self) -> None:
+        """Accepts, but forwards nothing until `resume`."""
+        self._flows.clear()
+
+    def resume(self) -> None:
+        self._flows.set()
+
     def close(self) -> None:
+        self.resume()
         self._listener.shutdown(socket.SHUT_RDWR)
         self._threads[0].join()
         self.cut()
@@ -47,15 +57,15 @@ class Proxy:
                 self._pairs.append((near, far))
                 self.num_accepted += 1
                 for pair in ((near, far), (far, near)):
-                    self._threads.append(threading.Thread(target=_forward, args=pair))
+                    self._threads.append(threading.Thread(target=self._forward, args=pair))
                     self._threads[-1].start()
 
-
-def _forward(source: socket.socket, destination: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while data := source.recv(1 << 16):
-            destination.sendall(data)
-        destination.shutdown(socket.SHUT_RDWR)
+    def _forward(self, source: socket.socket, destination: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                self._flows.wait()
+                destination.sendall(data)
+            destination.shutdown(socket.SHUT_RDWR)
 
 
 @contextlib.contextmanager

@@ -6,17 +6,19 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
-from paceline.core.errors import ConfigError, IncompatiblePeer, PeerGone
+from paceline.core.errors import ConfigError, IncompatiblePeer, Overloaded, PeerGone
 from paceline.kv_transfer import registry
 from paceline.kv_transfer import tcp_wire as wire
 from paceline.kv_transfer.base import Link, Piece, TransportSettings
 from paceline.kv_transfer.geometry import geometry_of
+from paceline.kv_transfer.tcp_reader import MAX_CONNECTIONS
 from tests.contract.ends import SETTINGS, Ends, connected
 from tests.contract.pools import LARGE, SMALL, ids, make_pool, pages_of
 from tests.unit.kv_transfer.proxy import Proxy, proxy_to
@@ -101,6 +103,22 @@ def test_a_link_that_idled_works_at_once(ends: Ends) -> None:
     for _ in range(20):
         ends.link.read(Piece(ids(1), ids(1)), timeout_s=5)
     assert time.monotonic() - started < 2
+
+
+def test_a_link_whose_connections_are_all_busy_is_overloaded_not_gone(
+    proxied: tuple[Ends, Proxy, Link],
+) -> None:
+    """The peer is well: the worker must wait for its turn, not forget the peer."""
+    ends, proxy, link = proxied
+    proxy.pause()
+    with ThreadPoolExecutor(MAX_CONNECTIONS) as threads:
+        for i in range(MAX_CONNECTIONS):
+            threads.submit(link.read, Piece(ids(i), ids(i)), 5)
+        time.sleep(0.05)
+        with pytest.raises(Overloaded, match="busy"):
+            link.read(Piece(ids(9), ids(9)), timeout_s=0.1)
+        proxy.resume()
+    assert np.array_equal(pages_of(ends.pool)[:4], pages_of(ends.source_pool)[:4])
 
 
 @contextlib.contextmanager

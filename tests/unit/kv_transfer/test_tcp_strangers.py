@@ -13,13 +13,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from paceline.kv_transfer import tcp_source
+from paceline.kv_transfer import tcp_server
 from paceline.kv_transfer import tcp_wire as wire
 from paceline.kv_transfer.base import MAX_PIECE_PAGES, Piece
 from tests.contract.ends import SETTINGS, Ends, connected
 from tests.contract.pools import SMALL, ids, make_pool, pages_of
 
-TOKEN = wire.token_of(SETTINGS.secret, SETTINGS.incarnation)
+TOKEN = wire.token_of(SETTINGS.secret, "tcp", SETTINGS.incarnation)
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_another_version_is_named(ends: Ends) -> None:
 
 
 def test_who_says_nothing_is_shut_out(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp_source, "HELLO_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(tcp_server, "HELLO_TIMEOUT_S", 0.2)
     with connect(ends) as silent, connect(ends) as half:
         half.sendall(wire.MAGIC[:3])
         assert_closed(silent)
@@ -152,7 +152,7 @@ def test_who_says_nothing_is_shut_out(ends: Ends, monkeypatch: pytest.MonkeyPatc
 
 
 def test_half_a_request_does_not_hold_a_thread(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp_source, "REQUEST_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(tcp_server, "REQUEST_TIMEOUT_S", 0.2)
     with connect(ends) as connection:
         say_hello(connection)
         connection.sendall(wire.REQUEST.pack(wire.REQUEST_MAGIC, 5, 0))
@@ -160,7 +160,7 @@ def test_half_a_request_does_not_hold_a_thread(ends: Ends, monkeypatch: pytest.M
 
 
 def test_connections_are_bounded(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp_source, "MAX_CONNECTIONS", 3)
+    monkeypatch.setattr(tcp_server, "MAX_CONNECTIONS", 3)
     with connect(ends) as first, connect(ends) as second:
         say_hello(first)
         say_hello(second)

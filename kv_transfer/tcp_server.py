@@ -1,0 +1,161 @@
+"""What sources that listen on a TCP port have in common: they greet readers, a thread each.
+
+Whoever connects gets HELLO_TIMEOUT_S and MAX_HELLO_BYTES to say who it is. Everything a peer can
+ask for is bounded: connections, pages of a request, page numbers.
+"""
+
+import contextlib
+import hmac
+import socket
+import threading
+import time
+from abc import ABC, abstractmethod
+
+import msgspec
+import numpy as np
+
+from paceline.core.errors import ConfigError, IncompatiblePeer, PeerGone
+from paceline.core.kv_layout import PAGE_TOKENS
+from paceline.kv_transfer import tcp_wire as wire
+from paceline.kv_transfer.base import MAX_PIECE_PAGES, LocalPool, PageIds, TransportSettings
+from paceline.kv_transfer.geometry import geometry_of
+
+MAX_CONNECTIONS = 128
+HELLO_TIMEOUT_S = 2.0
+REQUEST_TIMEOUT_S = 2.0  # from a request's first byte to its last
+
+
+class TcpServer(ABC):
+    """A source on one port; a subclass says what follows the hellos."""
+
+    transport: str
+
+    def __init__(self, pool: LocalPool, settings: TransportSettings) -> None:
+        self._pool = pool
+        self._settings = settings
+        self._token = wire.token_of(settings.secret, self.transport, settings.incarnation)
+        self._lock = threading.Lock()
+        self._connections: dict[socket.socket, threading.Thread] = {}
+        self._closed = False
+        self._listener = _listen(settings.host)
+        host = settings.advertised_host or settings.host
+        port = self._listener.getsockname()[1]
+        self._address = wire.TcpAddress(host, port, settings.incarnation)
+        name = f"{self.transport}-source"
+        self._thread = threading.Thread(target=self._accept, name=name, daemon=True)
+
+    @abstractmethod
+    def _serve(self, connection: socket.socket, hello: wire.ReaderHello) -> None:
+        """Until the reader leaves or misbehaves, which may raise OSError or PacelineError."""
+
+    def _endpoint(self) -> bytes:
+        """What a welcome reader is told beside the geometry."""
+        return b""
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def address(self) -> bytes:
+        return msgspec.msgpack.encode(self._address)
+
+    def close(self) -> None:
+        """Closes all connections: their readers see PeerGone."""
+        with self._lock:
+            self._closed = True
+            connections = dict(self._connections)
+        _shut(self._listener)
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._listener.close()
+        for connection, thread in connections.items():
+            _shut(connection)
+            thread.join()
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # closed, or out of descriptors for the moment
+                time.sleep(0.01)
+                continue
+            thread = threading.Thread(
+                target=self._run,
+                args=(connection,),
+                name=f"{self.transport}-source-reader",
+                daemon=True,
+            )
+            with self._lock:
+                welcome = not self._closed and len(self._connections) < MAX_CONNECTIONS
+                if welcome:
+                    self._connections[connection] = thread
+                    thread.start()
+            if not welcome:
+                connection.close()
+
+    def _run(self, connection: socket.socket) -> None:
+        try:
+            with contextlib.suppress(OSError, PeerGone, IncompatiblePeer):
+                wire.prepare(connection)
+                wire.set_timeout(connection, socket.SO_SNDTIMEO, wire.DEAD_AFTER_S)
+                deadline = time.monotonic() + HELLO_TIMEOUT_S
+                hello = wire.receive_hello(connection, wire.ReaderHello, deadline)
+                if self._answer(connection, hello):
+                    self._serve(connection, hello)
+        finally:
+            with self._lock:
+                del self._connections[connection]
+            connection.close()
+
+    def _answer(self, connection: socket.socket, hello: wire.ReaderHello) -> bool:
+        refused = self._why_refused(hello)
+        welcome = None if refused else geometry_of(self._pool)
+        endpoint = b"" if refused else self._endpoint()
+        answer = wire.SourceHello(wire.VERSION, refused, welcome, endpoint)
+        connection.sendall(wire.hello_bytes(answer))
+        return not refused
+
+    def _why_refused(self, hello: wire.ReaderHello) -> str:
+        if hello.version != wire.VERSION:
+            return "version"
+        if hello.incarnation != self._settings.incarnation:
+            return "incarnation"
+        return "" if hmac.compare_digest(hello.token, self._token) else "secret"
+
+    def _next_pages(self, connection: socket.socket) -> tuple[PageIds, int | None]:
+        """Waits for a request that can be met; others are answered here."""
+        while True:
+            pages, num_tokens = _receive_request(connection)
+            outside = np.flatnonzero((pages < 0) | (pages >= self._pool.num_pages))
+            if not len(outside):
+                return pages, num_tokens or None
+            page = int(pages[outside[0]])
+            connection.sendall(wire.REPLY.pack(wire.NO_SUCH_PAGE, page))
+
+
+def _receive_request(connection: socket.socket) -> tuple[PageIds, int]:
+    """Waits for the next request, for ever. Raises PeerGone for anything that is none."""
+    wire.set_timeout(connection, socket.SO_RCVTIMEO, 0)
+    head = connection.recv(wire.REQUEST.size)
+    deadline = time.monotonic() + REQUEST_TIMEOUT_S
+    if not wire.REQUEST_BYTES.startswith(head[: len(wire.REQUEST_BYTES)]):
+        raise PeerGone("the peer does not speak this protocol")
+    if not head:
+        raise PeerGone("the reader left")
+    head += wire.receive(connection, wire.REQUEST.size - len(head), deadline)
+    magic, num_pages, num_tokens = wire.REQUEST.unpack(head)
+    bounded = 1 <= num_pages <= MAX_PIECE_PAGES and num_tokens <= PAGE_TOKENS
+    if magic != wire.REQUEST_MAGIC or not bounded:
+        raise PeerGone(f"a request for {num_pages} pages of {num_tokens} tokens is refused")
+    return np.frombuffer(wire.receive(connection, 8 * num_pages, deadline), "<i8"), num_tokens
+
+
+def _listen(host: str) -> socket.socket:
+    try:
+        return socket.create_server((host, 0), backlog=MAX_CONNECTIONS)
+    except OSError as error:
+        raise ConfigError("host", host, f"cannot be bound: {error.strerror}") from None
+
+
+def _shut(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
