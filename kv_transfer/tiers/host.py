@@ -131,7 +131,7 @@ class HostTier:
     def _take_places(self, batch: PageBatch) -> tuple[NDArray[np.int64], PageIds]:
         """Places for the rows that are new here, later ones first: a chain ages from its end."""
         with self._lock:
-            fresh = [i for i, name in enumerate(batch.names) if name not in self._place_of]
+            fresh = self._fresh_rows(batch.names)
             names, places = self._evict(len(fresh) - len(self._free))
         if names:
             self._let_go(names, places)
@@ -141,6 +141,16 @@ class HostTier:
             self.figures.num_dropped += len(fresh) - num_taken
         rows = np.array(fresh[:num_taken][::-1], np.int64)
         return rows, np.array(taken, np.int64)
+
+    def _fresh_rows(self, names: Sequence[PageName]) -> list[int]:
+        """Rows of names that are new here, once each; the others are the last to be evicted."""
+        fresh: dict[PageName, int] = {}
+        for row, name in enumerate(names):
+            if name in self._place_of:
+                self._policy.touch(name)
+            else:
+                fresh.setdefault(name, row)
+        return list(fresh.values())
 
     def _evict(self, num_pages: int) -> tuple[list[PageName], PageIds]:
         """Up to `num_pages` pages, without their names, pinned until they are passed on."""

@@ -143,11 +143,11 @@ class Up:
 
 
 @pytest.fixture
-def start_up(model: Path, tmp_path: Path) -> Iterator[Callable[..., Up]]:
+def start_up(model: Path, run_dir: Path) -> Iterator[Callable[..., Up]]:
     started: list[Up] = []
 
     def start(port: int = 0, **environment: str) -> Up:
-        started.append(Up(model, tmp_path, port, **environment))
+        started.append(Up(model, run_dir, port, **environment))
         return started[-1]
 
     yield start
@@ -158,7 +158,7 @@ def start_up(model: Path, tmp_path: Path) -> Iterator[Callable[..., Up]]:
 
 @pytest.mark.timeout(180)
 def test_up_shows_a_curl_that_works_and_ctrl_c_drains(
-    start_up: Callable[..., Up], tmp_path: Path
+    start_up: Callable[..., Up], run_dir: Path
 ) -> None:
     up = start_up()
     url = up.wait_until_ready()
@@ -172,7 +172,7 @@ def test_up_shows_a_curl_that_works_and_ctrl_c_drains(
     up.process.send_signal(signal.SIGINT)
     assert up.process.wait(60) == 0
     assert not [process for process in family if process.is_running()]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["stderr", "stdout"]
+    assert sorted(path.name for path in run_dir.iterdir()) == ["stderr", "stdout"]
     order = re.findall(r"^(\S+) +stopped$", up.said.read_text(), re.MULTILINE)
     assert order[:2] == ["gateway", "router"]
     assert order[-1] == "redis"
@@ -181,7 +181,7 @@ def test_up_shows_a_curl_that_works_and_ctrl_c_drains(
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_kill_9_of_up_leaves_nothing_behind_for_long(
-    start_up: Callable[..., Up], tmp_path: Path
+    start_up: Callable[..., Up], run_dir: Path
 ) -> None:
     up = start_up()
     up.wait_until_ready()
@@ -190,25 +190,25 @@ def test_kill_9_of_up_leaves_nothing_behind_for_long(
     up.process.wait()
     _, alive = psutil.wait_procs(family, timeout=10)
     assert not alive
-    assert len(list(tmp_path.iterdir())) == 3
+    assert len(list(run_dir.iterdir())) == 3
     start_up().wait_until_ready()
-    names = sorted(path.name for path in tmp_path.iterdir())
+    names = sorted(path.name for path in run_dir.iterdir())
     assert len(names) == 3, "the folder of the killed one is gone, this one has its own"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_a_closed_terminal_drains(start_up: Callable[..., Up], tmp_path: Path) -> None:
+def test_a_closed_terminal_drains(start_up: Callable[..., Up], run_dir: Path) -> None:
     up = start_up()
     up.wait_until_ready()
     up.process.send_signal(signal.SIGHUP)
     assert up.process.wait(60) == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["stderr", "stdout"]
+    assert sorted(path.name for path in run_dir.iterdir()) == ["stderr", "stdout"]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_a_signal_while_things_start_ends_them(start_up: Callable[..., Up], tmp_path: Path) -> None:
+def test_a_signal_while_things_start_ends_them(start_up: Callable[..., Up], run_dir: Path) -> None:
     up = start_up()
     wait_for(lambda: "router " in up.said.read_text())
     family = up.family()
@@ -219,7 +219,7 @@ def test_a_signal_while_things_start_ends_them(start_up: Callable[..., Up], tmp_
     assert said.endswith("paceline: stopped before everything was ready\n")
     assert set(re.findall(r"^(\S+) +stopped$", said, re.MULTILINE)) >= {"redis", "router"}
     assert "does not answer" not in said
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["stderr", "stdout"]
+    assert sorted(path.name for path in run_dir.iterdir()) == ["stderr", "stdout"]
 
 
 @pytest.mark.timeout(180)
@@ -237,22 +237,22 @@ def test_a_second_deployment_needs_no_more_than_another_port(start_up: Callable[
 
 @pytest.mark.timeout(180)
 def test_a_service_that_cannot_start_is_shown_with_the_end_of_its_log(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    run_dir: Path, run_dir_factory: pytest.TempPathFactory
 ) -> None:
-    up = Up(write_mock_model(tmp_path_factory.mktemp("mock"), head_dim="wide"), tmp_path)
+    up = Up(write_mock_model(run_dir_factory.mktemp("mock"), head_dim="wide"), run_dir)
     assert up.process.wait(60) == 1
     said = up.said.read_text()
     assert "ended with exit code 2 while it started; the end of " in said
     assert "\npaceline: head_dim='wide': must be" in said
     assert "Traceback" not in said
     assert "fork_posix" not in said
-    assert len(list(tmp_path.iterdir())) == 3
-    RunFolder(tmp_path).remove()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["stderr", "stdout"]
+    assert len(list(run_dir.iterdir())) == 3
+    RunFolder(run_dir).remove()
+    assert sorted(path.name for path in run_dir.iterdir()) == ["stderr", "stdout"]
 
 
-def test_a_failed_start_stops_what_had_started(model: Path, tmp_path: Path) -> None:
-    spec = ClusterSpec(model, settings={"router": {"queue_limit": 0}}, run_parent=tmp_path)
+def test_a_failed_start_stops_what_had_started(model: Path, run_dir: Path) -> None:
+    spec = ClusterSpec(model, settings={"router": {"queue_limit": 0}}, run_parent=run_dir)
     cluster = Cluster(spec)
     with pytest.raises(SetupError, match="router ended with exit code 2"):
         cluster.start()

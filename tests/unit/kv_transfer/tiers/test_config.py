@@ -52,7 +52,7 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, field: str, shown: st
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none\.yaml.*cannot be read"):
+    with pytest.raises(ConfigError, match=r"tiers=.*cannot be read"):
         load_tiers(tmp_path / "none.yaml")
 
 
