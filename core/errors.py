@@ -3,8 +3,10 @@
 PacelineError
 ├── InvalidRequest          the caller's fault; names the field and its value
 │   └── ContextLengthExceeded   prompt and max_tokens do not fit
+├── InvalidApiKey           the caller is not known
 ├── ModelNotFound
 ├── Overloaded              a bound is reached; carries retry_after_s
+├── RateLimited             a tenant's own bound is reached; carries retry_after_s
 ├── Unavailable             nobody can serve it now; carries retry_after_s
 ├── DeadlineExceeded
 ├── Cancelled
@@ -25,8 +27,10 @@ class ErrorCode(StrEnum):
 
     INVALID_REQUEST = "invalid_request"
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+    INVALID_API_KEY = "invalid_api_key"
     MODEL_NOT_FOUND = "model_not_found"
     OVERLOADED = "overloaded"
+    RATE_LIMITED = "rate_limit_exceeded"
     UNAVAILABLE = "unavailable"
     DEADLINE_EXCEEDED = "deadline_exceeded"
     CANCELLED = "cancelled"
@@ -78,12 +82,20 @@ class ContextLengthExceeded(InvalidRequest):
     code = ErrorCode.CONTEXT_LENGTH_EXCEEDED
 
 
+class InvalidApiKey(PacelineError):
+    code = ErrorCode.INVALID_API_KEY
+
+
 class ModelNotFound(PacelineError):
     code = ErrorCode.MODEL_NOT_FOUND
 
 
 class Overloaded(PacelineError):
     code = ErrorCode.OVERLOADED
+
+
+class RateLimited(PacelineError):
+    code = ErrorCode.RATE_LIMITED
 
 
 class Unavailable(PacelineError):

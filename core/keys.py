@@ -37,6 +37,11 @@ def tenant_salt(secret: bytes, tenant: str, version: int = 1) -> bytes:
     return hmac.digest(secret, struct.pack("<I", version) + tenant.encode(), "sha256")
 
 
+def narrowed_salt(salt: bytes, part: str) -> bytes:
+    """Of a part of what a tenant's `salt` names: no other tenant's, whatever `part` is."""
+    return hmac.digest(salt, b"pl-nsalt" + part.encode(), "sha256")
+
+
 def root_key(content_digest: str, salt: bytes) -> BlockKey:
     """Parent of a chain's first block. `content_digest` is hex: when two KV bytes mean the same."""
     digest = bytes.fromhex(content_digest)

@@ -68,4 +68,5 @@ GENERATION_TOKENS = "vllm:generation_tokens_total"
 REQUEST_SUCCESS = "vllm:request_success_total"  # choices, by finished_reason
 GATEWAY_ERRORS = "paceline_gateway_errors_total"  # by code
 GATEWAY_RUNNING = "paceline_gateway_running_requests"
+GATEWAY_KEY_FILE_VALID = "paceline_gateway_key_file_valid"  # 0: an earlier one counts
 GATEWAY_DISCONNECTS = "paceline_gateway_client_disconnects_total"

@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
@@ -15,6 +16,7 @@ from paceline.core.errors import PacelineError, Unavailable
 from paceline.gateway import chat, completions, tokenize
 from paceline.gateway.endpoint import Endpoint, GeneratingEndpoint, JsonEndpoint
 from paceline.gateway.errors import body_of, http_error
+from paceline.gateway.guard import Guard
 from paceline.gateway.serving import NO_DECODE_WORKER, Serving
 from paceline.v1.control_pb2 import ModelInfo
 
@@ -41,7 +43,10 @@ def make_app(serving: Serving) -> Starlette:
         Route("/readyz", pages.readyz),
         Route("/metrics", pages.metrics),
     ]
-    app = Starlette(routes=routes, exception_handlers={HTTPException: _http_exception})
+    guard = Middleware(Guard, serving)
+    app = Starlette(
+        routes=routes, middleware=[guard], exception_handlers={HTTPException: _http_exception}
+    )
     app.router.redirect_slashes = False
     return app
 

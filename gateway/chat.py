@@ -13,6 +13,7 @@ from paceline.gateway.logprobs import checked_count
 from paceline.gateway.messages import chat_of
 from paceline.gateway.openai_types import ChatRequest
 from paceline.gateway.prepared import (
+    Caller,
     PreparedRequest,
     answer_options,
     text_options,
@@ -31,12 +32,10 @@ from paceline.gateway.serving import Serving
 DECODER = msgspec.json.Decoder(ChatRequest)
 
 
-async def prepare_chat(
-    serving: Serving, request: ChatRequest, *, has_timing: bool
-) -> PreparedRequest:
+async def prepare_chat(serving: Serving, request: ChatRequest, caller: Caller) -> PreparedRequest:
     """Raises PacelineError; nothing has been sent to the router then."""
     model = serving.model(request.model)
-    options = answer_options(request, has_timing=has_timing)
+    options = answer_options(request, caller)
     max_tokens = request.max_completion_tokens
     if max_tokens is None:
         max_tokens = request.max_tokens
@@ -46,7 +45,8 @@ async def prepare_chat(
     priority = checked_priority(wishes.priority)
     chat = chat_of(request.messages, request, has_developer=serving.text.has_developer_role)
     room = ContextRoom(model.context_length, "messages", max_tokens)
-    prompt = await serving.prompts.of_chat(chat, model, room)
+    salt = caller.tenant.narrowed(request.cache_salt)
+    prompt = await serving.prompts.of_chat(chat, model, room, salt)
     check_prompt_logprobs(params, len(prompt.token_ids), serving.config.max_prompt_logprobs)
     max_tokens = room.max_tokens_after(len(prompt.token_ids))
     params = dataclasses.replace(params, max_tokens=max_tokens)
@@ -62,8 +62,9 @@ async def prepare_chat(
         has_usage=options.has_usage,
         has_timing=options.has_timing,
     )
-    job = Job(model, prompt, params, stops, priority, text=text_options(request))
-    return PreparedRequest(model, [job], answer, bool(request.stream))
+    name = caller.tenant.name
+    job = Job(model, name, prompt, params, stops, priority, text=text_options(request))
+    return PreparedRequest(model, [job], answer, bool(request.stream), caller.tenant)
 
 
 def _num_logprobs(request: ChatRequest) -> int | None:

@@ -14,6 +14,7 @@ from paceline.gateway.jobs import Job, Prompt
 from paceline.gateway.logprobs import CompletionLogprobs
 from paceline.gateway.openai_types import CompletionRequest
 from paceline.gateway.prepared import (
+    Caller,
     PreparedRequest,
     answer_options,
     text_options,
@@ -38,11 +39,11 @@ DEFAULT_MAX_TOKENS = 16
 
 
 async def prepare_completion(
-    serving: Serving, request: CompletionRequest, *, has_timing: bool
+    serving: Serving, request: CompletionRequest, caller: Caller
 ) -> PreparedRequest:
     """Raises PacelineError; nothing has been sent to the router then."""
     model = serving.model(request.model)
-    options = answer_options(request, has_timing=has_timing)
+    options = answer_options(request, caller)
     wishes = _wishes(request)
     params = sampling_params(wishes, model)
     stops = stop_automata(wishes.stop, serving.config.max_stop_strings)
@@ -50,17 +51,22 @@ async def prepare_completion(
     contents = _contents(request.prompt, serving.config.max_prompts)
     _check_choices(request, len(contents), params.n)
     room = completion_room(model, wishes.max_tokens)
-    adds_special = request.add_special_tokens is not False
-    prompts = await serving.prompts.of_contents(contents, model, room, adds_special=adds_special)
+    prompts = await serving.prompts.of_contents(
+        contents,
+        model,
+        room,
+        caller.tenant.narrowed(request.cache_salt),
+        adds_special=request.add_special_tokens is not False,
+    )
     _check_prompt_logprobs(serving, request, params, prompts)
     params = await serving.prompts.with_bad_words(params, wishes.bad_words, model)
-    text = text_options(request)
+    name, text = caller.tenant.name, text_options(request)
     jobs = []
     for index, prompt in enumerate(prompts):
         max_tokens = room.max_tokens_after(len(prompt.token_ids))
         fitted = dataclasses.replace(params, max_tokens=max_tokens)
         first_choice = index * params.n
-        jobs.append(Job(model, prompt, fitted, stops, priority, first_choice, text))
+        jobs.append(Job(model, name, prompt, fitted, stops, priority, first_choice, text))
     if not request.stream:
         num_tokens = sum(job.params.n * job.params.max_tokens for job in jobs)
         check_logprobs("logprobs", params, num_tokens, serving.config.max_answer_logprobs)
@@ -74,7 +80,7 @@ async def prepare_completion(
     shown = await _shown_prompts(serving, request, contents, prompts)
     token_bytes = serving.text.token_bytes if request.logprobs is not None else None
     answer = CompletionAnswer(AnswerHead("cmpl", model.name), shown, token_bytes, view)
-    return PreparedRequest(model, jobs, answer, bool(request.stream))
+    return PreparedRequest(model, jobs, answer, bool(request.stream), caller.tenant)
 
 
 def completion_room(model: ModelInfo, max_tokens: int | None) -> ContextRoom:

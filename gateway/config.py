@@ -26,6 +26,9 @@ class GatewayConfig:
     secret: str = setting(
         "", "The deployment's secret: separates tenants' KV, opens the routers.", secret=True
     )
+    api_keys: Path = setting(
+        Path(), "File of tenants and digests of their API keys; none: nobody is asked for a key."
+    )
     router_silence_s: float = setting(
         3.0, "A router not heard of for so long is left for the next; it beats every second."
     )

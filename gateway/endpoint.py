@@ -11,7 +11,7 @@ from paceline.core.errors import EngineFailure, PacelineError
 from paceline.gateway.deadline import Deadline
 from paceline.gateway.exchange import Exchange
 from paceline.gateway.openai_types import Body, SamplingFields
-from paceline.gateway.prepared import PreparedRequest
+from paceline.gateway.prepared import Caller, PreparedRequest
 from paceline.gateway.serving import Serving
 
 S_contra = TypeVar("S_contra", bound=SamplingFields, contravariant=True)
@@ -26,7 +26,7 @@ class Prepare(Protocol[S_contra]):
     """What an API that generates does with a decoded body."""
 
     def __call__(
-        self, serving: Serving, request: S_contra, *, has_timing: bool
+        self, serving: Serving, request: S_contra, caller: Caller
     ) -> Awaitable[PreparedRequest]: ...
 
 
@@ -47,7 +47,7 @@ class Endpoint(Generic[B]):
         deadline = Deadline(self._serving.config.request_timeout_s)
         exchange = Exchange(self._serving, scope, receive, send, deadline)
         try:
-            with self._serving.admitted():
+            with self._serving.admitted(exchange.tenant):
                 await self._answer(exchange, await exchange.read(self._decoder))
         except PacelineError as error:
             await exchange.fail(error)
@@ -68,8 +68,8 @@ class GeneratingEndpoint(Endpoint[S]):
 
     async def _answer(self, exchange: Exchange, request: S) -> None:
         has_timing = exchange.header(b"x-paceline-timing") is not None
-        prepared = self._prepare(self._serving, request, has_timing=has_timing)
-        await exchange.run(prepared, exchange.generate)
+        caller = Caller(exchange.tenant, has_timing)
+        await exchange.run(self._prepare(self._serving, request, caller), exchange.generate)
 
 
 class JsonEndpoint(Endpoint[B]):

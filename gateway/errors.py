@@ -1,5 +1,6 @@
 """The one place where errors become HTTP statuses and OpenAI bodies."""
 
+import math
 from dataclasses import dataclass, field
 
 import orjson
@@ -12,8 +13,10 @@ _DEFAULT_RETRY_AFTER_S = 1
 _HTTP_STATUS = {
     ErrorCode.INVALID_REQUEST: 400,
     ErrorCode.CONTEXT_LENGTH_EXCEEDED: 400,
+    ErrorCode.INVALID_API_KEY: 401,
     ErrorCode.MODEL_NOT_FOUND: 404,
     ErrorCode.OVERLOADED: 429,
+    ErrorCode.RATE_LIMITED: 429,
     ErrorCode.UNAVAILABLE: 503,
     ErrorCode.DEADLINE_EXCEEDED: 504,
     ErrorCode.CANCELLED: CLIENT_CLOSED_REQUEST,
@@ -46,7 +49,9 @@ def http_error(error: PacelineError) -> HttpError:
     headers = {}
     if status in (429, 503):
         retry_after_s = error.retry_after_s or _DEFAULT_RETRY_AFTER_S
-        headers["retry-after"] = str(max(1, round(retry_after_s)))
+        headers["retry-after"] = str(max(1, math.ceil(retry_after_s)))
+    if status == 401:
+        headers["www-authenticate"] = "Bearer"
     return HttpError(status, error_body(error), headers)
 
 

@@ -19,15 +19,15 @@ from paceline.gateway.choice import Choice, Delta
 from paceline.gateway.deadline import Deadline
 from paceline.gateway.errors import BodyTooLarge, BodyTooSlow, error_body, http_error
 from paceline.gateway.generation import Generation
+from paceline.gateway.http_limits import LINGER_S, MAX_DISCARD_BYTES
 from paceline.gateway.openai_types import Body
 from paceline.gateway.prepared import PreparedRequest
 from paceline.gateway.replies import caller_id_header, send_body, send_start
 from paceline.gateway.serving import Serving
+from paceline.gateway.tenants import Tenant
 
 T = TypeVar("T")
 B = TypeVar("B", bound=Body)
-
-_DISCARD_BYTES, _DISCARD_S = 64 << 20, 2.0
 
 
 class Exchange:
@@ -44,7 +44,8 @@ class Exchange:
         self._is_started = False
         self._gone: Cancelled | None = None  # the client left
         self._generation: Generation | None = None  # None while the request is prepared
-        tools = scope["state"]  # of BoundedProtocol
+        tools = scope["state"]  # of BoundedProtocol and Guard
+        self.tenant: Tenant = tools["tenant"]
         self._abort: Callable[[], None] = tools["abort"]
         self._write_chunk: Callable[[bytes], bool] = tools["write_chunk"]
         self._can_write: Callable[[], bool] = tools["can_write"]
@@ -57,9 +58,9 @@ class Exchange:
 
     async def read(self, decoder: "msgspec.json.Decoder[B]") -> B:
         """The body. Raises InvalidRequest, or Cancelled when the client leaves."""
-        config = self._serving.config
-        timeout_s = min(config.read_timeout_s, self._deadline.left_s())
-        body = await read_body(self._scope, self._receive, config.max_body_bytes, timeout_s)
+        limits = self._serving.http_limits
+        timeout_s = min(limits.read_timeout_s, self._deadline.left_s())
+        body = await read_body(self._scope, self._receive, limits.max_body_bytes, timeout_s)
         return decode(decoder, body)
 
     async def run(self, work: Awaitable[T], answer: Callable[[T], Awaitable[None]]) -> None:
@@ -85,7 +86,9 @@ class Exchange:
 
     async def generate(self, prepared: PreparedRequest) -> None:
         """The answer of a router."""
-        generation = self._serving.generation(prepared.model, self._abort, self._deadline)
+        generation = self._serving.generation(
+            prepared.model, prepared.tenant, self._abort, self._deadline
+        )
         self._generation = generation
         try:
             generation.submit(prepared.jobs)
@@ -113,7 +116,7 @@ class Exchange:
         await send_start(self._send, answer.status, headers, len(answer.body))
         await send_body(self._send, answer.body, more=is_unread)
         if is_unread:
-            await discard_body(self._receive, _DISCARD_BYTES, _DISCARD_S)
+            await discard_body(self._receive, MAX_DISCARD_BYTES, LINGER_S)
             await send_body(self._send, b"", more=False)
 
     async def _stream(self, prepared: PreparedRequest, generation: Generation) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import grpc
 
@@ -22,6 +23,7 @@ from paceline.gateway.sampling_intake import (
     stop_automata,
 )
 from paceline.gateway.serving import Serving
+from paceline.gateway.tenants import Tenant
 from paceline.rpc.convert import calls_from_proto, finish_to_proto
 from paceline.v1.generate_pb2 import GenerateRequest, GenerateResponse
 from paceline.v1.generate_pb2_grpc import GenerateServiceServicer
@@ -32,31 +34,37 @@ _Context = grpc.aio.ServicerContext[GenerateRequest, GenerateResponse]
 class GenerateService(GenerateServiceServicer):
     """A call that the client cancels is cancelled here by gRPC, and upstream by `close`.
 
-    Its server admits calls by `admitted`."""
+    Its server's edge has `known` around a call, and `admitted` from when its message is here."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
 
     @contextmanager
-    def admitted(self) -> Iterator[None]:
-        """Around a call, from before its message is here: one without a message counts, too."""
+    def known(self, context: _Context) -> Iterator[None]:
+        """Lets in who has a key. Raises InvalidApiKey."""
         try:
-            with self._serving.admitted():
-                yield
+            self._tenant(context)
+            yield
         except Exception as failure:  # to be counted; what becomes of it is said in rpc/edge.py
             code = failure.code if isinstance(failure, PacelineError) else ErrorCode.INTERNAL
             self._serving.metrics.errors.labels(code.value).inc()
             raise
 
+    @contextmanager
+    def admitted(self, context: _Context) -> Iterator[None]:
+        with self._serving.admitted(self._tenant(context)):
+            yield
+
     async def Generate(
         self, request: GenerateRequest, context: _Context
     ) -> AsyncIterator[GenerateResponse]:
         deadline = self._deadline(context)
+        tenant = self._tenant(context)
         async with deadline.kept():
-            job = await self._job(request)
+            job = await self._job(request, tenant)
         task = asyncio.current_task()
         assert task is not None
-        generation = self._serving.generation(job.model, task.cancel, deadline)
+        generation = self._serving.generation(job.model, tenant, task.cancel, deadline)
         try:
             generation.submit([job])
             while not generation.done:
@@ -66,7 +74,7 @@ class GenerateService(GenerateServiceServicer):
         finally:
             generation.close()
 
-    async def _job(self, request: GenerateRequest) -> Job:
+    async def _job(self, request: GenerateRequest, tenant: Tenant) -> Job:
         model = self._serving.model_or_only(request.model)
         wishes = _wishes(request)
         params = sampling_params(wishes, model)
@@ -75,7 +83,8 @@ class GenerateService(GenerateServiceServicer):
         tokens = list(request.tokens.ids)
         content = tokens if request.WhichOneof("prompt") == "tokens" else request.text
         room = completion_room(model, wishes.max_tokens)
-        (prompt,) = await self._serving.prompts.of_contents([content], model, room)
+        salt = tenant.narrowed(request.cache_salt if request.HasField("cache_salt") else None)
+        (prompt,) = await self._serving.prompts.of_contents([content], model, room, salt)
         num_tokens = len(prompt.token_ids)
         limit = self._serving.config.max_prompt_logprobs
         check_prompt_logprobs(params, num_tokens, limit, field="num_prompt_logprobs")
@@ -87,7 +96,12 @@ class GenerateService(GenerateServiceServicer):
             or not request.HasField("skip_special_tokens"),
             shows_stop=request.include_stop_str_in_output,
         )
-        return Job(model, prompt, params, stops, priority, text=text)
+        return Job(model, tenant.name, prompt, params, stops, priority, text=text)
+
+    def _tenant(self, context: _Context) -> Tenant:
+        given: Any = dict(context.invocation_metadata() or ()).get("authorization")
+        key = given.encode() if isinstance(given, str) else given
+        return self._serving.authentication.tenant_of(key)
 
     def _deadline(self, context: _Context) -> Deadline:
         """The call's own, within the gateway's."""

@@ -15,6 +15,7 @@ from paceline.gateway.jobs import Job, token_request
 from paceline.gateway.mailbox import Mailbox, leave
 from paceline.gateway.metrics import ModelMetrics, now_s
 from paceline.gateway.prompt_logprobs import PartOrder
+from paceline.gateway.rate_limits import Meter
 from paceline.gateway.router_client import RouterClient
 from paceline.gateway.tokenizer import TextModel
 from paceline.v1.common_pb2 import Emission
@@ -42,12 +43,14 @@ class Generation:
         router: RouterClient,
         text: TextModel,
         metrics: ModelMetrics,
+        meter: Meter,
         mailbox: Mailbox,
         deadline: Deadline,
     ) -> None:
         self._router = router
         self._text = text
         self._metrics = metrics
+        self._meter = meter
         self._mailbox = mailbox
         self._running: dict[int, _Running] = {}
         self._all: list[_Running] = []
@@ -57,7 +60,10 @@ class Generation:
         self.num_prompt_tokens = 0
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Sends all jobs. Raises Unavailable or Overloaded; close() takes back what was sent."""
+        """Sends all jobs. Raises RateLimited, Unavailable or Overloaded; close() takes back what
+        was sent."""
+        self.num_prompt_tokens = sum(len(job.prompt.token_ids) for job in jobs)
+        self._meter.take_prompt(self.num_prompt_tokens, now_s())
         left_s = self._deadline.left_s()
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(left_s, self.fail, self._deadline.error())
@@ -67,7 +73,6 @@ class Generation:
             slot = self._router.submit(token_request(job, left_s), self._mailbox)
             self._running[slot] = running
             self._all.append(running)
-            self.num_prompt_tokens += len(job.prompt.token_ids)
         self._metrics.prompt_tokens.inc(self.num_prompt_tokens)
 
     async def step(self) -> list[tuple[Choice, Delta]]:
@@ -102,8 +107,10 @@ class Generation:
         choice = self._choice_of(running, emission)
         if choice.finish is not None:
             return None
-        self._observe(choice, running, emission, now_s())
+        now = now_s()
+        self._observe(choice, running, emission, now)
         delta = choice.push(emission)
+        self._meter.take_output(len(delta.token_ids), now)
         if choice.finish is not None:
             self._end_choice(running, emission, choice.finish)
         return choice, delta

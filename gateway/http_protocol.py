@@ -23,12 +23,14 @@ from uvicorn.protocols.http.httptools_impl import (
 from paceline.core.errors import ErrorCode
 from paceline.gateway.errors import body_of
 from paceline.gateway.http_1_0 import CloseDelimited
-
-MAX_HEAD_BYTES = 64 << 10  # as received, within a piece
-MAX_FIELDS = 256
-_PIECE_BYTES = 8 << 10  # parsed at a time: the parser tells what it found, not where a head ended
-_SHUTDOWN_BODY_S = 1.0
-_LINGER_S = 2.0  # a refused client that still sends would otherwise miss the answer
+from paceline.gateway.http_limits import (
+    LINGER_S,
+    MAX_FIELDS,
+    MAX_HEAD_BYTES,
+    PIECE_BYTES,
+    SHUTDOWN_BODY_S,
+    HttpLimits,
+)
 
 
 class Refusal(Exception):
@@ -44,10 +46,12 @@ class Refusal(Exception):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """A server makes a subclass with its settings; `idle` is shared by all its connections."""
+    """A server makes a subclass with its limits; `idle` is shared by all its connections.
 
-    read_timeout_s = 30.0
-    max_connections = 4096
+    It extends uvicorn's own protocol class, whose inside is no public interface: pyproject.toml
+    admits the one minor version that this is tested with."""
+
+    limits: HttpLimits
     idle: "dict[BoundedProtocol, None]"  # longest idle first
 
     _read_timer: asyncio.TimerHandle | None = None
@@ -70,7 +74,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.app_state = {**self.app_state, **tools}
         self.idle[self] = None
         self._start_read_timer()
-        if len(self.connections) > self.max_connections:
+        if len(self.connections) > self.limits.max_connections:
             longest_idle = next(iter(self.idle))
             del self.idle[longest_idle]
             longest_idle.transport.abort()
@@ -98,7 +102,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Raises HttpParserError. A wish for another protocol is ignored, as RFC 9110 allows."""
         rest = memoryview(data)
         while rest and not self._is_deaf:
-            num_bytes = len(rest[:_PIECE_BYTES])
+            num_bytes = len(rest[:PIECE_BYTES])
             self._has_progress = False
             try:
                 self.parser.feed_data(rest[:num_bytes])
@@ -195,12 +199,12 @@ class BoundedProtocol(HttpToolsProtocol):
             cycle.message_event.set()
         self.transport.write(_raw(_answer(refusal)))
         self.transport.write_eof()
-        self._read_timer = self.loop.call_later(_LINGER_S, self.transport.abort)
+        self._read_timer = self.loop.call_later(LINGER_S, self.transport.abort)
 
     def shutdown(self) -> None:
         super().shutdown()
         if not self._is_answered() and self.cycle.more_body and self._read_timer is None:
-            self._read_timer = self.loop.call_later(_SHUTDOWN_BODY_S, self._refuse_body)
+            self._read_timer = self.loop.call_later(SHUTDOWN_BODY_S, self._refuse_body)
 
     def _refuse_body(self) -> None:
         """Nothing of this request has run yet."""
@@ -214,7 +218,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start_read_timer(self) -> None:
         if self._read_timer is None:
-            self._read_timer = self.loop.call_later(self.read_timeout_s, self.transport.abort)
+            timeout_s = self.limits.read_timeout_s
+            self._read_timer = self.loop.call_later(timeout_s, self.transport.abort)
 
     def _stop_read_timer(self) -> None:
         if self._read_timer is not None:
@@ -235,7 +240,8 @@ class BoundedProtocol(HttpToolsProtocol):
         num_unsent_bytes = self.transport.get_write_buffer_size()
         if num_unsent_bytes and self._write_timer is None:
             self._num_unsent_bytes = num_unsent_bytes
-            self._write_timer = self.loop.call_later(self.read_timeout_s, self._check_progress)
+            timeout_s = self.limits.read_timeout_s
+            self._write_timer = self.loop.call_later(timeout_s, self._check_progress)
 
     def _stop_write_timer(self) -> None:
         if self._write_timer is not None:

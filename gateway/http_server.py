@@ -1,7 +1,6 @@
 """uvicorn without its signal handlers, with connections that are bounded."""
 
 import asyncio
-import resource
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,9 +11,8 @@ from starlette.types import ASGIApp
 
 from paceline.core.errors import ConfigError
 from paceline.gateway.config import GatewayConfig
+from paceline.gateway.http_limits import http_limits
 from paceline.gateway.http_protocol import BoundedProtocol
-
-_CONNECTIONS_A_REQUEST = 4  # idle ones beside the running requests
 
 
 class HttpServer:
@@ -61,11 +59,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def _uvicorn_config(app: ASGIApp, config: GatewayConfig) -> uvicorn.Config:
-    bounds = {
-        "read_timeout_s": config.read_timeout_s,
-        "max_connections": _max_connections(config),
-        "idle": {},
-    }
+    bounds = {"limits": http_limits(config), "idle": {}}
     settings: dict[str, Any] = {
         "http": type("Protocol", (BoundedProtocol,), bounds),
         "ws": "none",
@@ -78,10 +72,3 @@ def _uvicorn_config(app: ASGIApp, config: GatewayConfig) -> uvicorn.Config:
         "backlog": 2048,
     }
     return uvicorn.Config(app, **settings)
-
-
-def _max_connections(config: GatewayConfig) -> int:
-    """Also at most half of the files that the process may open: accept() must not run out."""
-    wanted = _CONNECTIONS_A_REQUEST * config.max_concurrent_requests
-    max_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return wanted if max_files == resource.RLIM_INFINITY else min(wanted, max_files // 2)

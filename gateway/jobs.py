@@ -9,8 +9,6 @@ from paceline.rpc.convert import sampling_to_proto
 from paceline.v1.common_pb2 import TokenRequest
 from paceline.v1.control_pb2 import ModelInfo
 
-DEFAULT_TENANT = "default"  # until callers are told apart
-
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -32,6 +30,7 @@ class Job:
     """One prompt with its n choices; `first_choice` is where they stand in the response."""
 
     model: ModelInfo
+    tenant: str
     prompt: Prompt
     params: SamplingParams
     stops: tuple[StopAutomaton, ...]
@@ -45,7 +44,7 @@ def token_request(job: Job, budget_s: float) -> TokenRequest:
     return TokenRequest(
         request_id=secrets.token_hex(16),
         model=job.model.name,
-        tenant=DEFAULT_TENANT,
+        tenant=job.tenant,
         root_key=job.prompt.root_key,
         token_ids=job.prompt.token_ids,
         num_prompt_tokens=len(job.prompt.token_ids),

@@ -45,6 +45,7 @@ class GatewayServer:
         await self._grpc.start()
         await self._http.start()
         self.serving.on_change = self._update_health
+        self.serving.authentication.start()
         self.serving.router.start()
 
     async def drain(self) -> None:
@@ -55,6 +56,7 @@ class GatewayServer:
 
     async def stop(self) -> None:
         self.serving.prompts.close()
+        await self.serving.authentication.stop()
         await self.serving.router.stop()
         await asyncio.gather(*self._health_updates)
 

@@ -40,6 +40,11 @@ class GatewayMetrics:
         self.running = Gauge(
             names.GATEWAY_RUNNING, "Requests that are being served.", registry=self.registry
         )
+        self.key_file_valid = Gauge(
+            names.GATEWAY_KEY_FILE_VALID,
+            "1, or 0 while the file of API keys is wrong and an earlier state of it counts.",
+            registry=self.registry,
+        )
         self.disconnects = Counter(
             names.GATEWAY_DISCONNECTS, "Clients that left early.", registry=self.registry
         )

@@ -119,6 +119,7 @@ class SamplingFields(_Unsupported, kw_only=True):
     skip_special_tokens: bool | None = None
     stop_token_ids: list[Integer] | None = None
     priority: Integer | None = None
+    cache_salt: str | None = None
     min_p: float | None = None
     typical_p: float | None = None
     repetition_penalty: float | None = None

@@ -8,7 +8,16 @@ from paceline.gateway.answer import Answer
 from paceline.gateway.jobs import Job, TextOptions
 from paceline.gateway.openai_types import LogitsProcessorField, SamplingFields
 from paceline.gateway.sampling_intake import SamplingWishes
+from paceline.gateway.tenants import Tenant
 from paceline.v1.control_pb2 import ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """What comes with a request beside its body."""
+
+    tenant: Tenant
+    has_timing: bool = False  # wanted in each frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +28,7 @@ class PreparedRequest:
     jobs: list[Job]
     answer: Answer
     is_stream: bool
+    tenant: Tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +39,7 @@ class AnswerOptions:
     has_timing: bool
 
 
-def answer_options(request: SamplingFields, *, has_timing: bool) -> AnswerOptions:
+def answer_options(request: SamplingFields, caller: Caller) -> AnswerOptions:
     """Raises InvalidRequest for stream options without a stream, as OpenAI does."""
     if request.stream_options is not None and not request.stream:
         reason = "is only allowed when stream is true"
@@ -38,7 +48,7 @@ def answer_options(request: SamplingFields, *, has_timing: bool) -> AnswerOption
         reason = "is not available when stream is true"
         raise InvalidRequest("prompt_logprobs", request.prompt_logprobs, reason)
     options = request.stream_options
-    return AnswerOptions(bool(options and options.include_usage), has_timing)
+    return AnswerOptions(bool(options and options.include_usage), caller.has_timing)
 
 
 def wishes_of(

@@ -10,11 +10,11 @@ from functools import partial
 from typing import TypeVar
 
 from paceline.core.errors import InvalidRequest
-from paceline.core.keys import chain_keys, root_key, tenant_salt
+from paceline.core.keys import chain_keys, root_key
 from paceline.core.sampling import SamplingParams
 from paceline.gateway.bad_words import bad_word_ids
 from paceline.gateway.context_room import ContextRoom
-from paceline.gateway.jobs import DEFAULT_TENANT, Prompt
+from paceline.gateway.jobs import Prompt
 from paceline.gateway.lanes import SHORT_CHARS, Lanes
 from paceline.gateway.messages import Chat
 from paceline.gateway.tokenizer import TextModel
@@ -29,15 +29,14 @@ T = TypeVar("T")
 class Prompts:
     """Of one gateway. All ways raise InvalidRequest, those to a prompt ContextLengthExceeded."""
 
-    def __init__(self, text: TextModel, secret: str) -> None:
+    def __init__(self, text: TextModel) -> None:
         self._text = text
-        self._salt = tenant_salt(secret.encode(), DEFAULT_TENANT)
         self._lanes = Lanes()
 
-    async def of_chat(self, chat: Chat, model: ModelInfo, room: ContextRoom) -> Prompt:
+    async def of_chat(self, chat: Chat, model: ModelInfo, room: ContextRoom, salt: bytes) -> Prompt:
         def finish(text: str) -> Prompt:
             ids = self._text.encode(text, room.check, adds_special=chat.adds_special)
-            return self._hashed(ids, model)
+            return _hashed(ids, model, salt)
 
         return await self._rendered(chat, finish, partial(self._check_length, room=room))
 
@@ -87,6 +86,7 @@ class Prompts:
         contents: Sequence[Content],
         model: ModelInfo,
         room: ContextRoom,
+        salt: bytes,
         *,
         adds_special: bool = True,
     ) -> list[Prompt]:
@@ -98,8 +98,8 @@ class Prompts:
             await self._lanes.short(partial(self._check_lengths, contents, room))
         prompts = []
         for content in contents:
-            make = partial(self._of_content, content, model, room, adds_special=adds_special)
-            prompts.append(await self.work(make, len(content)))
+            ids_of = partial(self._ids_of, content, model, room, adds_special=adds_special)
+            prompts.append(await self.work(partial(_made, ids_of, model, salt), len(content)))
         return prompts
 
     async def with_bad_words(
@@ -132,9 +132,9 @@ class Prompts:
         else:
             room.check(len(content))
 
-    def _of_content(
+    def _ids_of(
         self, content: Content, model: ModelInfo, room: ContextRoom, *, adds_special: bool
-    ) -> Prompt:
+    ) -> list[int]:
         if isinstance(content, str):
             token_ids = self._text.encode(content, room.check, adds_special=adds_special)
         else:
@@ -143,11 +143,16 @@ class Prompts:
             _check_token_ids(token_ids, model)
         if self._text.is_only_special(token_ids):
             raise InvalidRequest("prompt", content, "must hold more than special tokens")
-        return self._hashed(token_ids, model)
+        return token_ids
 
-    def _hashed(self, token_ids: list[int], model: ModelInfo) -> Prompt:
-        root = root_key(model.content_digest, self._salt)
-        return Prompt(token_ids, root, b"".join(chain_keys(root, token_ids)))
+
+def _made(ids_of: Callable[[], list[int]], model: ModelInfo, salt: bytes) -> Prompt:
+    return _hashed(ids_of(), model, salt)
+
+
+def _hashed(token_ids: list[int], model: ModelInfo, salt: bytes) -> Prompt:
+    root = root_key(model.content_digest, salt)
+    return Prompt(token_ids, root, b"".join(chain_keys(root, token_ids)))
 
 
 def _any_length(num_tokens: int) -> None:

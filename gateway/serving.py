@@ -6,13 +6,16 @@ from contextlib import contextmanager
 import structlog
 
 from paceline.core.errors import InvalidRequest, ModelNotFound, Overloaded, Unavailable, shown
+from paceline.gateway.authentication import Authentication
 from paceline.gateway.config import GatewayConfig
 from paceline.gateway.deadline import Deadline
 from paceline.gateway.generation import Generation
+from paceline.gateway.http_limits import http_limits
 from paceline.gateway.mailbox import Mailbox
-from paceline.gateway.metrics import GatewayMetrics
+from paceline.gateway.metrics import GatewayMetrics, now_s
 from paceline.gateway.prompts import Prompts
 from paceline.gateway.router_client import RouterClient
+from paceline.gateway.tenants import Tenant
 from paceline.gateway.tokenizer import TextModel
 from paceline.v1.control_pb2 import ModelInfo
 
@@ -26,9 +29,13 @@ class Serving:
 
     def __init__(self, config: GatewayConfig) -> None:
         self.config = config
+        self.http_limits = http_limits(config)
         self.text = TextModel(config)
-        self.prompts = Prompts(self.text, config.secret)
+        self.prompts = Prompts(self.text)
         self.metrics = GatewayMetrics()
+        self.authentication = Authentication(
+            config.api_keys, config.secret, self.metrics.key_file_valid
+        )
         self.router = RouterClient(config, self._changed)
         self.is_draining = False
         self.on_change: Callable[[], None] = lambda: None
@@ -88,8 +95,9 @@ class Serving:
         return self.model(name or "")
 
     @contextmanager
-    def admitted(self) -> Iterator[None]:
-        """Counts a request in. Raises Overloaded at the bound and Unavailable while draining."""
+    def admitted(self, tenant: Tenant) -> Iterator[None]:
+        """Counts a request in. Raises Overloaded at the bound, RateLimited at the tenant's own, and
+        Unavailable while draining."""
         if self.is_draining:
             raise Unavailable("the gateway is shutting down", retry_after_s=_RETRY_AFTER_S)
         if self.num_running >= self.config.max_concurrent_requests:
@@ -98,18 +106,23 @@ class Serving:
         self.num_running += 1
         self.metrics.running.set(self.num_running)
         try:
-            yield
+            with tenant.meter.request(now_s()):
+                yield
         finally:
             self.num_running -= 1
             self.metrics.running.set(self.num_running)
 
     def generation(
-        self, model: ModelInfo, on_overflow: Callable[[], object], deadline: Deadline
+        self,
+        model: ModelInfo,
+        tenant: Tenant,
+        on_overflow: Callable[[], object],
+        deadline: Deadline,
     ) -> Generation:
         limits = self.config.max_pending_emissions, self.config.max_pending_bytes
         mailbox = Mailbox(*limits, on_overflow)
         metrics = self.metrics.for_model(model.name)
-        return Generation(self.router, self.text, metrics, mailbox, deadline)
+        return Generation(self.router, self.text, metrics, tenant.meter, mailbox, deadline)
 
     def _wanted(self) -> list[ModelInfo]:
         wanted = self.config.model_name

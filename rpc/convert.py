@@ -9,11 +9,13 @@ from paceline.core.errors import (
     EngineFailure,
     ErrorCode,
     IncompatiblePeer,
+    InvalidApiKey,
     InvalidRequest,
     KvUnavailable,
     ModelNotFound,
     Overloaded,
     PacelineError,
+    RateLimited,
     Unavailable,
 )
 from paceline.core.finish import FinishReason
@@ -31,6 +33,8 @@ _CODE_TO_PROTO = {
     ErrorCode.KV_UNAVAILABLE: common_pb2.ERROR_CODE_KV_UNAVAILABLE,
     ErrorCode.INCOMPATIBLE_PEER: common_pb2.ERROR_CODE_INCOMPATIBLE_PEER,
     ErrorCode.INTERNAL: common_pb2.ERROR_CODE_INTERNAL,
+    ErrorCode.INVALID_API_KEY: common_pb2.ERROR_CODE_INVALID_API_KEY,
+    ErrorCode.RATE_LIMITED: common_pb2.ERROR_CODE_RATE_LIMITED,
     ErrorCode.CONFIG: common_pb2.ERROR_CODE_INTERNAL,
 }
 _PROTO_TO_ERROR: dict[int, type[PacelineError]] = {
@@ -43,6 +47,8 @@ _PROTO_TO_ERROR: dict[int, type[PacelineError]] = {
     common_pb2.ERROR_CODE_CANCELLED: Cancelled,
     common_pb2.ERROR_CODE_KV_UNAVAILABLE: KvUnavailable,
     common_pb2.ERROR_CODE_INCOMPATIBLE_PEER: IncompatiblePeer,
+    common_pb2.ERROR_CODE_INVALID_API_KEY: InvalidApiKey,
+    common_pb2.ERROR_CODE_RATE_LIMITED: RateLimited,
 }
 _FINISH_TO_PROTO = {
     None: common_pb2.FINISH_REASON_UNSPECIFIED,

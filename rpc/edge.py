@@ -32,7 +32,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 Handler = Any  # grpc.RpcMethodHandler, whose attributes are not in its types
 Method = Callable[[Any, Context], Any]
 Parse = Callable[[bytes], Any]
-Gate = Callable[[], AbstractContextManager[None]]
+Gate = Callable[[Context], AbstractContextManager[None]]
 Guard = Callable[[Context], AbstractAsyncContextManager[None]]
 Intake = Callable[[AsyncIterator[bytes], Context], Awaitable[Any]]
 
@@ -40,14 +40,24 @@ _OURS = "/paceline."
 _log = structlog.get_logger("paceline.rpc")
 
 
+def _open(context: Context) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
 class Edge(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """`secret`: callers must know it; None for a public API. `gate` is around every call of ours,
-    from before its message is here, and may refuse it."""
+    """`secret`: callers must know it; None for a public API. `known` is around every call of ours,
+    `gate` around it from when its first message is here; both may refuse it."""
 
     def __init__(
-        self, secret: bytes | None, gate: Gate = nullcontext, calls: OpenCalls | None = None
+        self,
+        secret: bytes | None,
+        calls: OpenCalls | None = None,
+        *,
+        known: Gate = _open,
+        gate: Gate = _open,
     ) -> None:
         self._secret = secret
+        self._known = known
         self._gate = gate
         self._calls = calls or OpenCalls()
 
@@ -66,11 +76,13 @@ class Edge(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         request = "stream" if handler.request_streaming else "unary"
         response = "stream" if handler.response_streaming else "unary"
         method = getattr(handler, f"{request}_{response}")
-        guard = self._ours if handler_call_details.method.startswith(_OURS) else self._foreign
+        is_ours = handler_call_details.method.startswith(_OURS)
+        guard = self._ours if is_ours else self._foreign
+        gate = self._gate if is_ours else _open
         read = self._messages if handler.request_streaming else self._message
         edged = _generator if inspect.isasyncgenfunction(method) else _coroutine
         return getattr(grpc, f"stream_{response}_rpc_method_handler")(
-            edged(method, guard, partial(read, handler.request_deserializer)),
+            edged(method, guard, partial(read, handler.request_deserializer), gate),
             None,
             handler.response_serializer,
         )
@@ -90,7 +102,7 @@ class Edge(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 caller_token.check(context.invocation_metadata() or (), self._secret)
             except IncompatiblePeer as error:
                 await abort(context, error, grpc.StatusCode.UNAUTHENTICATED)
-        with self._gate():
+        with self._known(context):
             yield
 
     @asynccontextmanager
@@ -99,11 +111,13 @@ class Edge(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             yield
 
 
-def _coroutine(method: Method, guard: Guard, intake: Intake) -> Method:
+def _coroutine(method: Method, guard: Guard, intake: Intake, gate: Gate) -> Method:
     async def edged(messages: AsyncIterator[bytes], context: Context) -> Any:
         try:
             async with guard(context):
-                return await method(await intake(messages, context), context)
+                request = await intake(messages, context)
+                with gate(context):
+                    return await method(request, context)
         except grpc.aio.AbortError:
             raise
         except Exception as failure:
@@ -112,14 +126,15 @@ def _coroutine(method: Method, guard: Guard, intake: Intake) -> Method:
     return edged
 
 
-def _generator(method: Method, guard: Guard, intake: Intake) -> Method:
+def _generator(method: Method, guard: Guard, intake: Intake, gate: Gate) -> Method:
     async def edged(messages: AsyncIterator[bytes], context: Context) -> AsyncIterator[Any]:
         try:
             async with guard(context):
                 request = await intake(messages, context)
-                async with aclosing(method(request, context)) as responses:
-                    async for response in responses:
-                        yield response
+                with gate(context):
+                    async with aclosing(method(request, context)) as responses:
+                        async for response in responses:
+                            yield response
         except grpc.aio.AbortError:
             raise
         except Exception as failure:

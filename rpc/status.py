@@ -21,6 +21,8 @@ STATUS = {
     ErrorCode.CANCELLED: grpc.StatusCode.CANCELLED,
     ErrorCode.KV_UNAVAILABLE: grpc.StatusCode.ABORTED,
     ErrorCode.INCOMPATIBLE_PEER: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorCode.INVALID_API_KEY: grpc.StatusCode.UNAUTHENTICATED,
+    ErrorCode.RATE_LIMITED: grpc.StatusCode.RESOURCE_EXHAUSTED,
     ErrorCode.INTERNAL: grpc.StatusCode.INTERNAL,
     ErrorCode.CONFIG: grpc.StatusCode.INTERNAL,
 }

@@ -20,6 +20,8 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_KV_UNAVAILABLE: _ClassVar[ErrorCode]
     ERROR_CODE_INCOMPATIBLE_PEER: _ClassVar[ErrorCode]
     ERROR_CODE_INTERNAL: _ClassVar[ErrorCode]
+    ERROR_CODE_INVALID_API_KEY: _ClassVar[ErrorCode]
+    ERROR_CODE_RATE_LIMITED: _ClassVar[ErrorCode]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -38,6 +40,8 @@ ERROR_CODE_CANCELLED: ErrorCode
 ERROR_CODE_KV_UNAVAILABLE: ErrorCode
 ERROR_CODE_INCOMPATIBLE_PEER: ErrorCode
 ERROR_CODE_INTERNAL: ErrorCode
+ERROR_CODE_INVALID_API_KEY: ErrorCode
+ERROR_CODE_RATE_LIMITED: ErrorCode
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason

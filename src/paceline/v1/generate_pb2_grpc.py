@@ -27,6 +27,7 @@ if _version_not_supported:
 
 class GenerateServiceStub:
     """The public API: text or token ids in, a stream of text and token ids out.
+    Where keys are asked for: metadata "authorization: Bearer <key>".
     Errors are gRPC statuses; details carry a serialized Error in the trailer "paceline-error-bin".
     """
 
@@ -45,6 +46,7 @@ class GenerateServiceStub:
 
 class GenerateServiceServicer:
     """The public API: text or token ids in, a stream of text and token ids out.
+    Where keys are asked for: metadata "authorization: Bearer <key>".
     Errors are gRPC statuses; details carry a serialized Error in the trailer "paceline-error-bin".
     """
 
@@ -72,6 +74,7 @@ def add_GenerateServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class GenerateService:
     """The public API: text or token ids in, a stream of text and token ids out.
+    Where keys are asked for: metadata "authorization: Bearer <key>".
     Errors are gRPC statuses; details carry a serialized Error in the trailer "paceline-error-bin".
     """
 

@@ -15,7 +15,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.gateway.bad_words import MAX_WORD_CHARS
 from paceline.gateway.completions import DEFAULT_MAX_TOKENS
 from paceline.gateway.config import GatewayConfig
-from paceline.gateway.http_protocol import MAX_HEAD_BYTES
+from paceline.gateway.http_limits import MAX_HEAD_BYTES
 from paceline.gateway.openai_types import (
     CHAT_NEUTRAL,
     NEUTRAL,

@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from paceline.core.errors import Overloaded, Unavailable
+from paceline.rpc import open_calls
 from paceline.rpc.channel import connect
 from paceline.rpc.status import error_of
 from paceline.v1.generate_pb2 import GenerateRequest
@@ -68,7 +69,8 @@ async def test_calls_that_wait_for_their_caller_do_not_either(model_dir: Path) -
         silent = [channel.stream_stream(GENERATE)() for _ in range(3)]
         watch = channel.unary_stream(WATCH)(b"")
         assert await watch.read()
-        await until(lambda: deployment.gateway.serving.num_running == 3)
+        waits = deployment.gateway._grpc._edge._calls._first_waits
+        await until(lambda: len(waits) == 3)
         stub = GenerateServiceStub(channel)  # type: ignore[no-untyped-call]
         call = stub.Generate(GenerateRequest(text="Hi"))
         text = (await call.read()).text
@@ -88,21 +90,30 @@ async def test_calls_that_wait_for_their_caller_do_not_either(model_dir: Path) -
         assert text == "0123456789"
 
 
-async def test_calls_without_a_message_count_against_the_limit(model_dir: Path) -> None:
+async def test_calls_without_a_message_keep_nobody_out(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of too many the one that waits longest is ended; none counts as a request."""
+    monkeypatch.setattr(open_calls, "MAX_WAITING_CALLS", 3)
     async with opened(model_dir, max_concurrent_requests=2) as (deployment, channel):
-        silent = [channel.stream_stream(GENERATE)() for _ in range(2)]
-        await until(lambda: deployment.gateway.serving.num_running == 2)
+        waits = deployment.gateway._grpc._edge._calls._first_waits
+        silent = [channel.stream_stream(GENERATE)() for _ in range(3)]
+        await until(lambda: len(waits) == 3)
+        assert deployment.gateway.serving.num_running == 0
+        assert (await deployment.complete()).status_code == 200
+        stub = GenerateServiceStub(channel)  # type: ignore[no-untyped-call]
+        for num_left in (2, 2):
+            call = stub.Generate(GenerateRequest(text="Hi"), timeout=5)
+            assert "".join([response.text async for response in call]) == "Hello"
+            assert len(waits) == num_left
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await channel.stream_stream(GENERATE)().read()
+            await silent[0].read()
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert isinstance(error_of(caught.value), Overloaded)
-        assert (await deployment.complete()).status_code == 429
+        text = deployment.gateway.serving.metrics.text()
+        assert b'errors_total{code="overloaded"} 1.0' in text
         for call in silent:
             call.cancel()
-        await until(lambda: deployment.gateway.serving.num_running == 0)
-        assert (await deployment.complete()).status_code == 200
-        text = deployment.gateway.serving.metrics.text()
-        assert b'errors_total{code="overloaded"} 2.0' in text
 
 
 async def test_a_message_that_does_not_come_is_waited_for_no_longer(model_dir: Path) -> None:

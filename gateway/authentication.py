@@ -1,0 +1,84 @@
+"""From a request's Authorization to its tenant; the key file is read again when it changes.
+
+A file that has become wrong, or is gone, changes nothing: the last good one goes on to count, and
+a log line and a metric say so.
+"""
+
+import asyncio
+import os
+from pathlib import Path
+
+import structlog
+from prometheus_client import Gauge
+
+from paceline.core.errors import ConfigError, InvalidApiKey
+from paceline.gateway.tenants import Tenant, default_tenant, read_tenants
+
+POLL_S = 1.0
+_SCHEME = b"bearer "
+logger = structlog.stdlib.get_logger("paceline.gateway")
+
+_State = tuple[int, int, int]  # of a file: inode, size, time of its last change
+
+
+class Authentication:
+    """Start, `tenant_of` each request, stop. Raises ConfigError for a wrong file at the start."""
+
+    def __init__(self, path: Path, secret: str, is_valid: Gauge) -> None:
+        self._path = path
+        self._secret = secret
+        self._is_valid = is_valid
+        self._task: asyncio.Task[None] | None = None
+        self._default = default_tenant(secret)
+        is_open = path == Path()
+        self._state = None if is_open else _state_of(path)
+        self._table = None if is_open else read_tenants(path, secret)
+        is_valid.set(1)
+
+    def start(self) -> None:
+        if self._table is not None:
+            self._task = asyncio.create_task(self._follow(), name="key-file")
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def tenant_of(self, authorization: bytes | None) -> Tenant:
+        """`authorization`: "Bearer" and the key. Raises InvalidApiKey."""
+        if self._table is None:
+            return self._default
+        if authorization is None:
+            raise InvalidApiKey("An API key is needed: Authorization: Bearer …")
+        if authorization[: len(_SCHEME)].lower() != _SCHEME:
+            raise InvalidApiKey("The Authorization header must be of the form: Bearer …")
+        return self._table.of_key(authorization[len(_SCHEME) :].strip())
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(POLL_S)
+            state = await asyncio.to_thread(_state_of, self._path)
+            if state != self._state:
+                self._state = state
+                await self._read()
+
+    async def _read(self) -> None:
+        try:
+            self._table = await asyncio.to_thread(
+                read_tenants, self._path, self._secret, self._table
+            )
+        except ConfigError as error:
+            self._is_valid.set(0)
+            logger.error("key_file_is_wrong", why=error.message)
+        else:
+            self._is_valid.set(1)
+            logger.info("key_file_read", num_tenants=len(self._table.tenants))
+
+
+def _state_of(path: Path) -> _State | None:
+    """None: it is not there."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns

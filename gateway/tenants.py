@@ -1,0 +1,133 @@
+"""Who is asking: the key file's tenants, their keys' digests, and the salts of their KV.
+
+    [tenants.acme]                       # name: 1 to 64 of A-Z a-z 0-9 . _ -
+    keys = ["9f86d081884c7d65…"]         # SHA-256 of each key, hex
+    requests_per_minute = 600            # these three may be left out: no limit
+    tokens_per_minute = 200000
+    max_running_requests = 32
+
+Keys are random, so one round of SHA-256 keeps them; a key that is presented is looked up by a HMAC
+of its digest under a secret of this process, so the time that a look-up takes says nothing.
+"""
+
+import hashlib
+import hmac
+import re
+import secrets
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from paceline.core.errors import ConfigError, InvalidApiKey, InvalidRequest
+from paceline.core.keys import narrowed_salt, tenant_salt
+from paceline.gateway.metrics import now_s
+from paceline.gateway.rate_limits import Meter, TenantLimits
+
+DEFAULT_TENANT = "default"  # of everybody, without a key file
+MAX_FILE_BYTES = 4 << 20
+MAX_CACHE_SALT_CHARS = 256
+_MAX_KEY_BYTES = 512
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_LOOKUP_SECRET = secrets.token_bytes(32)
+
+Limit = Annotated[int, msgspec.Meta(ge=1, le=2**53)] | None
+
+
+class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+    keys: list[str]
+    requests_per_minute: Limit = None
+    tokens_per_minute: Limit = None
+    max_running_requests: Limit = None
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    tenants: dict[str, _Entry]
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """What is known of a caller."""
+
+    name: str
+    salt: bytes  # of its KV's names
+    meter: Meter
+
+    def narrowed(self, cache_salt: str | None) -> bytes:
+        """The salt of a request that shares KV only with those of the same `cache_salt`. Whatever
+        that is, the names stay the tenant's own. Raises InvalidRequest."""
+        if cache_salt is None:
+            return self.salt
+        fits = 0 < len(cache_salt) <= MAX_CACHE_SALT_CHARS
+        reason = f"must have between 1 and {MAX_CACHE_SALT_CHARS} characters"
+        InvalidRequest.check("cache_salt", cache_salt, fits, reason)
+        return narrowed_salt(self.salt, cache_salt)
+
+
+class TenantTable:
+    """One state of the key file. Empty `tenants`: nobody is asked for a key."""
+
+    def __init__(self, tenants: Mapping[str, Tenant], by_key: Mapping[bytes, Tenant]) -> None:
+        self.tenants = tenants
+        self._by_key = by_key
+
+    def of_key(self, key: bytes) -> Tenant:
+        """Raises InvalidApiKey."""
+        digest = hashlib.sha256(key[:_MAX_KEY_BYTES]).digest()
+        tenant = self._by_key.get(_lookup_name(digest)) if len(key) <= _MAX_KEY_BYTES else None
+        if tenant is None:
+            raise InvalidApiKey("The API key is not valid.")
+        return tenant
+
+
+def default_tenant(secret: str) -> Tenant:
+    salt = tenant_salt(secret.encode(), DEFAULT_TENANT)
+    return Tenant(DEFAULT_TENANT, salt, Meter(TenantLimits(), now_s()))
+
+
+def read_tenants(path: Path, secret: str, before: TenantTable | None = None) -> TenantTable:
+    """The file's table; meters go on from those of `before`. Raises ConfigError."""
+    tenants: dict[str, Tenant] = {}
+    by_key: dict[bytes, Tenant] = {}
+    for name, entry in _parsed(path).tenants.items():
+        if not _NAME.fullmatch(name):
+            raise _wrong(path, f"tenant {name[:64]!r}: 1 to 64 letters, digits, dots, _ and -")
+        limits = TenantLimits(
+            entry.requests_per_minute, entry.tokens_per_minute, entry.max_running_requests
+        )
+        known = before.tenants.get(name) if before is not None else None
+        meter = known.meter.with_limits(limits, now_s()) if known else Meter(limits, now_s())
+        tenants[name] = Tenant(name, tenant_salt(secret.encode(), name), meter)
+        for number, digest in enumerate(entry.keys):
+            if not _DIGEST.fullmatch(digest):
+                raise _wrong(path, f"tenants.{name}.keys[{number}] is no SHA-256 in lower-case hex")
+            if by_key.setdefault(_lookup_name(bytes.fromhex(digest)), tenants[name]).name != name:
+                raise _wrong(path, f"tenants.{name}.keys[{number}] is another tenant's, too")
+    if not by_key:
+        raise _wrong(path, "it holds no key: nobody could come in")
+    return TenantTable(tenants, by_key)
+
+
+def _parsed(path: Path) -> _File:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_FILE_BYTES + 1)
+        if len(raw) > MAX_FILE_BYTES:
+            raise _wrong(path, f"larger than {MAX_FILE_BYTES} bytes")
+        return msgspec.convert(tomllib.loads(raw.decode()), _File)
+    except OSError as error:
+        raise _wrong(path, f"cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise _wrong(path, str(error)) from None
+
+
+def _wrong(path: Path, reason: str) -> ConfigError:
+    return ConfigError("api_keys", path.name, reason)
+
+
+def _lookup_name(digest: bytes) -> bytes:
+    return hmac.digest(_LOOKUP_SECRET, digest, "sha256")
