@@ -103,7 +103,7 @@ class Front:
         shape = (ready.groups[0], ready.layout_digest)
         tiers = await asyncio.to_thread(make_tiers, configs, *shape)
         events = TierEvents(asyncio.get_running_loop(), self._record.add)
-        self._tiers = TierStack(tiers, events)
+        self._tiers = await asyncio.to_thread(TierStack, tiers, events)
         self.metrics.registry.register(TierMetrics(tiers))
 
     def _bind(self) -> None:

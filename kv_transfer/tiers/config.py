@@ -46,7 +46,27 @@ class HostTierConfig(
         return HostTier(self.name, page, num_places, self.eviction)
 
 
-TierConfig = HostTierConfig
+class FileTierConfig(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="file", tag_field="kind"
+):
+    """A folder on a local disk. It survives the worker."""
+
+    path: Annotated[str, msgspec.Meta(min_length=1)]
+    capacity_mib: Capacity
+    segment_mib: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 16  # written at once
+    name: Name = "file"
+
+    def make(self, field: str, page: PageGroup, layout_digest: str) -> Tier:
+        from paceline.kv_transfer.tiers.file_medium import FileMedium
+        from paceline.kv_transfer.tiers.segments import SegmentTier
+
+        capacity_bytes = self.capacity_mib << 20
+        segment_bytes = _segment_bytes(field, self.segment_mib, capacity_bytes, page, layout_digest)
+        medium = FileMedium(f"{field}.path", Path(self.path))
+        return SegmentTier(self.name, page, layout_digest, medium, capacity_bytes, segment_bytes)
+
+
+TierConfig = HostTierConfig | FileTierConfig
 
 
 def load_tiers(path: Path) -> list[TierConfig]:
@@ -76,8 +96,8 @@ def make_tiers(configs: Sequence[TierConfig], page: PageGroup, layout_digest: st
     made: list[Tier] = []
     try:
         for i, config in enumerate(configs):
-            fits = (config.capacity_mib << 20) >= page.page_bytes
-            reason = f"holds no page of {page.page_bytes} bytes"
+            fits = (config.capacity_mib << 20) >= 2 * page.page_bytes
+            reason = f"holds no two pages of {page.page_bytes} bytes"
             ConfigError.check(f"tiers[{i}].capacity_mib", config.capacity_mib, fits, reason)
             made.append(config.make(f"tiers[{i}]", page, layout_digest))
     except BaseException:
@@ -87,9 +107,22 @@ def make_tiers(configs: Sequence[TierConfig], page: PageGroup, layout_digest: st
     return made
 
 
+def _segment_bytes(
+    field: str, segment_mib: int, capacity_bytes: int, page: PageGroup, layout_digest: str
+) -> int:
+    """As it is set, but no more than an eighth of the capacity where that holds a page."""
+    from paceline.kv_transfer.tiers.segment_format import SegmentForm
+
+    least = SegmentForm(layout_digest, page.page_bytes, page.num_heads).num_bytes(1)
+    reason = f"holds no page of {page.page_bytes} bytes"
+    ConfigError.check(f"{field}.segment_mib", segment_mib, least <= segment_mib << 20, reason)
+    return max(least, min(segment_mib << 20, capacity_bytes // 8))
+
+
 def _tier_of(field: str, item: Any) -> TierConfig:
     try:
-        return msgspec.convert(item, TierConfig)
+        tier: TierConfig = msgspec.convert(item, TierConfig)
+        return tier
     except msgspec.ValidationError as error:
         reason, _, path = str(error).partition(" - at ")
         named = re.search(r"(?:field|required field) `(\w+)`", reason)

@@ -220,7 +220,7 @@ class HostLink:
 
 
 def _new_memory(num_bytes: int) -> memoryview:
-    mapping = mmap.mmap(-1, num_bytes)
+    mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):
         mapping.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(mapping)

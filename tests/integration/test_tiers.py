@@ -112,3 +112,48 @@ async def test_the_index_names_the_tier(tmp_path: Path) -> None:
         wait_for(lambda: (num_members(b""), num_members(b"host")) == (NUM_BLOCKS, NUM_BLOCKS))
         tiers = {fields[b"t"] for _, fields in store.xrange("pl:1:events")}
         assert tiers == {b"device", b"host"}
+
+
+def file_tier(folder: Path, capacity_mib: int = 16) -> str:
+    return f"- {{kind: file, path: {folder}, capacity_mib: {capacity_mib}}}\n"
+
+
+def spoil_pages(folder: Path) -> None:
+    """One byte of each segment changes."""
+    for path in folder.glob("0/*.kv"):
+        with path.open("r+b") as file:
+            file.seek(10_000)
+            byte = file.read(1)[0]
+            file.seek(10_000)
+            file.write(bytes([byte ^ 1]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_spoiled", [False, True])
+async def test_files_outlive_the_worker(tmp_path: Path, is_spoiled: bool) -> None:
+    tiers = file_tier(tmp_path / "kv")
+    with worker_of("decode", tmp_path, tiers) as worker:
+        output, _ = await visit(worker, prompt(1))
+        await_stored(worker, NUM_BLOCKS, "file")
+    if is_spoiled:
+        spoil_pages(tmp_path / "kv")
+    with worker_of("decode", tmp_path, tiers) as worker:
+        again, num_cached = await visit(worker, prompt(1))
+        assert again == output
+        mismatches = worker.metric('paceline_tier_errors_total{cause="mismatch"')
+        assert (num_cached == NUM_BLOCKS * 16) is (mismatches == 0) is not is_spoiled
+        assert worker.metric("paceline_tier_pages") == NUM_BLOCKS  # deleted, and stored anew
+
+
+@pytest.mark.slow
+async def test_pages_of_one_prompt_come_from_two_tiers(tmp_path: Path) -> None:
+    tiers = "- {kind: host, capacity_mib: 1}\n" + file_tier(tmp_path / "kv")
+    with worker_of("decode", tmp_path, tiers) as worker:
+        outputs = [await visit(worker, prompt(salt)) for salt in (1, 2)]
+        await_stored(worker, 2 * NUM_BLOCKS)
+        again = [await visit(worker, prompt(salt)) for salt in (1, 2)]
+        assert [output for output, _ in again] == [output for output, _ in outputs]
+        assert [num_cached for _, num_cached in again] == [NUM_BLOCKS * 16] * 2
+        for tier in ("host", "file"):
+            assert worker.metric(f'paceline_tier_hits_total{{tier="{tier}"}}') > 0
+        assert worker.metric("paceline_tier_errors_total") == 0

@@ -1,0 +1,272 @@
+"""Tier of segments in a store: local files, or objects.
+
+Pages are written in large runs and read by ranges. The tier gives up whole segments, the one that
+was used longest ago first, before it writes another; their pages go to the tier below, if there is
+one. At the start it finds what is in the store, by the index of each segment.
+"""
+
+import errno
+import threading
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from paceline.core.kv_layout import PageGroup
+from paceline.kernels.pages import copy_pages
+from paceline.kv_transfer.base import LocalPool
+from paceline.kv_transfer.link_statistics import LinkStatistics
+from paceline.kv_transfer.tiers.base import (
+    PageBatch,
+    PageName,
+    Tier,
+    TierFigures,
+    TierListener,
+    TierPin,
+)
+from paceline.kv_transfer.tiers.medium import SegmentMedium
+from paceline.kv_transfer.tiers.segment_books import MAX_PLACES, Segment, SegmentBooks
+from paceline.kv_transfer.tiers.segment_format import (
+    ALIGNMENT,
+    BadSegment,
+    SegmentForm,
+    aligned,
+    new_buffer,
+)
+from paceline.kv_transfer.tiers.segment_reader import SegmentLink, SegmentReader
+from paceline.kv_transfer.tiers.segment_writer import SegmentWriter
+
+FLUSH_AFTER_S = 2.0  # pages wait so long in memory for others to be written with
+
+_log = structlog.get_logger("paceline.tiers")
+
+
+class SegmentTier:
+    def __init__(
+        self,
+        name: str,
+        page: PageGroup,
+        layout_digest: str,
+        medium: SegmentMedium,
+        capacity_bytes: int,
+        segment_bytes: int,
+        flush_after_s: float = FLUSH_AFTER_S,
+    ) -> None:
+        """Room for one page a segment at least, and for one segment."""
+        self.name = name
+        self.figures = TierFigures()
+        self.statistics = LinkStatistics(page)
+        self._page = page
+        self._form = SegmentForm(layout_digest, page.page_bytes, page.num_heads)
+        self._medium = medium
+        self._capacity_bytes = capacity_bytes
+        self._is_failing = False
+        self._lock = threading.Condition()
+        self._books = SegmentBooks(page.num_heads)
+        max_pages = self._form.max_pages(min(segment_bytes, capacity_bytes))
+        assert 0 < max_pages < MAX_PLACES, "the configuration has checked it"
+        self._writer = SegmentWriter(
+            self._form, max_pages, flush_after_s, self._books, self._lock, self._write
+        )
+        self._reader = SegmentReader(name, page, medium, self._books, self._lock, self._failed)
+        self._listener: TierListener | None = None
+        self._below: Tier | None = None
+
+    def start(self, listener: TierListener, below: Tier | None) -> None:
+        self._listener, self._below = listener, below
+        self._load()
+        self._writer.start()
+
+    def holds(self, name: PageName) -> bool:
+        return name in self._books.page_of and not self._reader.is_resting
+
+    def touch(self, names: Sequence[PageName]) -> None:
+        with self._lock:
+            self._books.touch(names)
+
+    def put(self, batch: PageBatch, wait_s: float = 0.0) -> NDArray[np.int64]:
+        deadline = time.monotonic() + wait_s
+        held = self._books.page_of
+        rows = np.array([i for i, n in enumerate(batch.names) if n not in held], np.int64)
+        wrong: list[NDArray[np.int64]] = []
+        with self._writer.open_lock:
+            while len(rows):
+                segment = self._writer.open_segment(max(0.0, deadline - time.monotonic()))
+                if segment is None:
+                    self._count_dropped(len(rows))
+                    break
+                room = self._writer.max_pages - len(segment.names)
+                wrong.append(self._stage(segment, batch, rows[:room]))
+                rows = rows[room:]
+                self._writer.added()
+        return np.concatenate(wrong) if wrong else rows[:0]
+
+    def pin(self, names: Sequence[PageName]) -> TierPin:
+        with self._lock:
+            pin = self._books.pin([] if self._reader.is_resting else names)
+            self.figures.num_hits += len(pin)
+        return pin
+
+    def unpin(self, pin: TierPin) -> None:
+        with self._lock:
+            self._books.unpin(pin.pages)
+
+    def link(self, pool: LocalPool) -> SegmentLink:
+        return SegmentLink(self._reader, pool)
+
+    def report(self, page: int, generation: int) -> None:
+        with self._lock:
+            name = self._books.forget(page)
+            if name is None:
+                return
+            self.figures.num_mismatches += 1
+            self.figures.num_pages -= 1
+        self._tell_removed([name])
+
+    def close(self) -> None:
+        self._writer.close()
+        self._reader.close()
+        self._medium.close()
+
+    # --- down ---
+
+    def _stage(
+        self, segment: Segment, batch: PageBatch, rows: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Copies rows to the end of the open segment; returns those that are wrong: they stay there
+        without a name, and with the checksums that they do not have."""
+        assert segment.buffer is not None
+        first = len(segment.names)
+        places = np.arange(first, first + len(rows))
+        sums = copy_pages(segment.buffer, batch.memory, places, batch.pages[rows], self._page)
+        is_right = (sums == batch.checksums[rows]).all(axis=1)
+        stored = []
+        with self._lock:
+            segment.sums[places] = batch.checksums[rows]
+            for place, row, right in zip(places.tolist(), rows.tolist(), is_right, strict=True):
+                segment.names.append(batch.names[row])
+                if right and self._books.name_page(segment, place):
+                    stored.append(batch.names[row])
+            self.figures.num_pages += len(stored)
+            self.figures.num_stored += len(stored)
+            self.figures.num_mismatches += int((~is_right).sum())
+        if stored and self._listener is not None:
+            self._listener.stored(self.name, stored)
+        wrong: NDArray[np.int64] = rows[~is_right]
+        return wrong
+
+    def _write(self, segment: Segment, data: memoryview) -> None:
+        """In the writer's thread."""
+        while self._books.num_bytes + len(data) > self._capacity_bytes and self._give_up_one():
+            pass
+        if self._books.num_bytes + len(data) > self._capacity_bytes:
+            self._lose(segment)  # all else is being read
+            return
+        try:
+            try:
+                self._medium.write(segment.number, data)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not self._give_up_one():
+                    raise
+                self._medium.write(segment.number, data)  # in the place of what was given up
+        except OSError as error:
+            self._failed("does not take pages", error)
+            self._lose(segment)
+            return
+        self._is_failing = False
+        with self._lock:
+            segment.num_bytes = len(data)
+            self._books.num_bytes += len(data)
+
+    def _give_up_one(self) -> bool:
+        """Deletes the segment that was used longest ago. False: none may go."""
+        with self._lock:
+            segment = self._books.oldest()
+            if segment is None:
+                return False
+            places = self._books.named(segment)
+            names = self._books.remove(segment)
+            self.figures.num_evictions += len(names)
+            self.figures.num_pages -= len(names)
+        self._tell_removed(names)
+        try:
+            if self._below is not None and places:
+                self._demote(segment, places)
+            self._medium.delete(segment.number)
+        except OSError as error:
+            self._failed("does not give up pages", error)
+        return True
+
+    def _demote(self, segment: Segment, places: list[tuple[int, PageName]]) -> None:
+        assert self._below is not None
+        buffer = new_buffer(self._form.data_bytes(len(segment.names)))
+        self._medium.read_into(segment.number, 0, buffer)
+        pages = np.array([place for place, _ in places], np.int64)
+        names = [name for _, name in places]
+        self._below.put(PageBatch(names, buffer, pages, segment.sums[pages]))
+
+    def _lose(self, segment: Segment) -> None:
+        with self._lock:
+            names = self._books.remove(segment)
+            self.figures.num_dropped += len(names)
+            self.figures.num_pages -= len(names)
+        self._tell_removed(names)
+
+    # --- at the start ---
+
+    def _load(self) -> None:
+        """Takes over what is in the store; what is no segment of ours is deleted."""
+        try:
+            sizes = self._medium.sizes()
+        except OSError as error:
+            self._failed("cannot be listed", error)
+            return
+        for number, num_bytes in sorted(sizes.items()):
+            try:
+                self._load_one(number, num_bytes)
+            except (OSError, BadSegment, ValueError) as error:
+                _log.warning("not a segment", tier=self.name, number=number, error=str(error))
+                self._delete(number)
+        while self._books.num_bytes > self._capacity_bytes and self._give_up_one():
+            pass
+
+    def _load_one(self, number: int, num_bytes: int) -> None:
+        if num_bytes % ALIGNMENT or not num_bytes:
+            raise BadSegment("its size is not that of a segment")
+        tail = new_buffer(ALIGNMENT)
+        self._medium.read_into(number, num_bytes - ALIGNMENT, tail)
+        start, length = self._form.index_place(bytes(tail), num_bytes)
+        raw = new_buffer(aligned(length))
+        self._medium.read_into(number, start, raw)
+        names, sums = self._form.read_index(bytes(raw[:length]), bytes(tail))
+        segment = Segment(number, sums, names, num_bytes=num_bytes)
+        with self._lock:
+            self._books.add(segment)
+            named = [names[i] for i in range(len(names)) if self._books.name_page(segment, i)]
+            self.figures.num_pages += len(named)
+        if named and self._listener is not None:
+            self._listener.stored(self.name, named)
+
+    def _delete(self, number: int) -> None:
+        try:
+            self._medium.delete(number)
+        except OSError as error:
+            self._failed("does not give up pages", error)
+
+    def _failed(self, what: str, error: OSError) -> None:
+        """Says so in the log once, until it works again."""
+        with self._lock:
+            self.figures.num_errors += 1
+        if not self._is_failing:
+            self._is_failing = True
+            _log.warning(f"a tier {what}", tier=self.name, error=error.strerror or str(error))
+
+    def _count_dropped(self, num_pages: int) -> None:
+        with self._lock:
+            self.figures.num_dropped += num_pages
+
+    def _tell_removed(self, names: Sequence[PageName]) -> None:
+        if names and self._listener is not None:
+            self._listener.removed(self.name, names)
