@@ -3,7 +3,7 @@
 .PHONY: help venv install up test test-slow soak check bench proto clean
 
 BIN := .venv/bin
-SOURCES := pyproject.toml constraints.txt core/_native.c $(wildcard kernels/_native*.[ch])
+SOURCES := pyproject.toml constraints.txt core/_native.c router/_native.c $(wildcard kernels/_native*.[ch])
 FAST := not slow and not soak and not gpu
 
 help: ## list the commands
@@ -41,7 +41,7 @@ proto: venv ## generate src/paceline/v1 from proto/
 
 clean: ## remove .venv, caches and built files
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	rm -rf src/*.egg-info core/_native.*.so kernels/_native.*.so
+	rm -rf src/*.egg-info core/_native.*.so router/_native.*.so kernels/_native.*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.installed: $(SOURCES)

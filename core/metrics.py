@@ -15,6 +15,7 @@ ROUTER_CACHED_TOKENS_REAL = "paceline_router_cached_tokens_real_total"
 ROUTER_INDEX_KEYS = "paceline_router_index_keys"
 ROUTER_INDEX_BYTES = "paceline_router_index_bytes"
 ROUTER_INDEX_RESYNCS = "paceline_router_index_resyncs_total"
+ROUTER_INDEX_DIVERGED = "paceline_router_index_diverged_total"
 ROUTER_REDIS_UP = "paceline_router_redis_up"
 ROUTER_REFUSED_RECORDS = "paceline_router_refused_records_total"  # by reason
 ROUTER_LATE_FRAMES = "paceline_router_late_emissions_total"  # of attempts that ended

@@ -44,7 +44,7 @@ class RouterConfig:
     reserve_timeout_s: float = setting(2.0, "How long a decode worker may take to reserve.")
     handoff_timeout_s: float = setting(5.0, "How long decode may be silent after the first token.")
     ticket_margin_s: float = setting(10.0, "Life of a ticket beyond its request's deadline.")
-    index_mib: int = setting(256, "Most memory of the index of cached blocks, in MiB.")
+    index_mib: int = setting(256, "Most memory of the index of cached blocks, in MiB; 2 or more.")
     redis_timeout_s: float = setting(1.0, "Longest wait for one answer of Redis.")
     drain_timeout_s: float = setting(30.0, "How long a drain waits for running requests.")
 
@@ -57,6 +57,7 @@ class RouterConfig:
             _check(name, port, 0 <= port < 65536, "must lie between 0 and 65535")
         for name in _COUNTS:
             _check(name, getattr(self, name), getattr(self, name) >= 1, "must be at least 1")
+        _check("index_mib", self.index_mib, self.index_mib >= 2, "must be at least 2")
         for name in _POSITIVE_TIMES:
             _check(name, getattr(self, name), getattr(self, name) > 0, "must be positive")
         _check("beat_s", self.beat_s, self.beat_s <= MAX_BEAT_S, f"at most {MAX_BEAT_S:g} s")
@@ -74,7 +75,7 @@ class RouterConfig:
         return STALE_BEATS * self.beat_s
 
 
-_COUNTS = ("queue_limit", "queue_tokens", "max_slots_per_worker", "max_attempts", "index_mib")
+_COUNTS = ("queue_limit", "queue_tokens", "max_slots_per_worker", "max_attempts")
 _POSITIVE_TIMES = (
     "beat_s",
     "request_limit_s",

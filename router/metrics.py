@@ -36,8 +36,11 @@ class RouterMetrics:
             names.ROUTER_CACHED_TOKENS_REAL, "Cached prompt tokens, as workers report."
         )
         self.index_keys = gauge(names.ROUTER_INDEX_KEYS, "Keys in the index.")
-        self.index_bytes = gauge(names.ROUTER_INDEX_BYTES, "Memory of the index, estimated.")
+        self.index_bytes = gauge(names.ROUTER_INDEX_BYTES, "Memory of the index.")
         self.resyncs = counter(names.ROUTER_INDEX_RESYNCS, "Snapshots of a worker's keys.")
+        self.diverged = counter(
+            names.ROUTER_INDEX_DIVERGED, "Digests of workers that differ from the mirror."
+        )
         self.redis_up = gauge(names.ROUTER_REDIS_UP, "1 while Redis answers.")
         self.refused = counter(
             names.ROUTER_REFUSED_RECORDS, "What was read from Redis and refused.", "reason"

@@ -2,14 +2,23 @@
 
 A worker's events are numbered per incarnation. After a snapshot taken at number n, events up to n
 are old news; the tail itself must rise by one. Anything else is a gap, and costs this worker a new
-snapshot, which replaces its view at once.
+snapshot, which replaces its views at once. So does a digest that differs: whatever went wrong, here
+or in Redis, is mended in seconds.
 """
 
 from dataclasses import dataclass
 
 from paceline.core.keys import INDEX_KEY_BYTES, KEY_BYTES
 from paceline.router.index import PrefixIndex, View
-from paceline.rpc.redis_schema import DEVICE, MAX_EVENT_KEYS, MAX_TIER_CHARS, Field, Kind
+from paceline.rpc.redis_schema import (
+    DEVICE,
+    DIGEST_BYTES,
+    MAX_EVENT_KEYS,
+    MAX_TIER_CHARS,
+    Digest,
+    Field,
+    Kind,
+)
 
 MAX_TIERS = 8  # of a worker, beside its pool
 MAX_EVENT_BYTES = MAX_EVENT_KEYS * INDEX_KEY_BYTES
@@ -34,8 +43,6 @@ def parse_event(fields: dict[bytes, bytes]) -> KvEvent:
     keys = fields.get(_name(Field.KEYS), b"")
     if len(keys) > MAX_EVENT_BYTES:
         raise RefusedRecord("event_size")
-    if len(keys) % INDEX_KEY_BYTES:
-        raise RefusedRecord("event_form")
     try:
         kind = Kind(fields[_name(Field.KIND)].decode())
         worker_id = fields[_name(Field.WORKER)].decode()
@@ -44,6 +51,8 @@ def parse_event(fields: dict[bytes, bytes]) -> KvEvent:
         tier = parse_tier(fields[_name(Field.TIER)])
     except (KeyError, ValueError):
         raise RefusedRecord("event_form") from None
+    if len(keys) % INDEX_KEY_BYTES or (kind == Kind.DIGEST and len(keys) != DIGEST_BYTES):
+        raise RefusedRecord("event_form")
     return KvEvent(worker_id, incarnation, sequence, kind, tier, keys)
 
 
@@ -63,27 +72,51 @@ def parse_tier(raw: bytes) -> str:
     return raw.decode() or DEVICE
 
 
+class Diverged(Exception):
+    """What we hold of a worker is not what it says it holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Of a view."""
+
+    worker_id: str
+    incarnation: str
+    tier: str
+
+
 class WorkerMirror:
     """One incarnation's keys in the index, a view for each tier of its own. `needs_snapshot` until
     one was taken."""
 
-    def __init__(self, index: PrefixIndex, incarnation: str) -> None:
+    def __init__(
+        self, index: PrefixIndex, owners: dict[View, Owner], worker_id: str, incarnation: str
+    ) -> None:
+        """`owners`: of all mirrors' views; this one keeps its own in it."""
+        self.worker_id = worker_id
         self.incarnation = incarnation
         self.needs_snapshot = True
         self.snapshot_after = 0.0  # not before: a worker that gaps for ever costs one a second
         self.last_sequence: int | None = None  # None: nothing published when it was taken
         self.lagging_at: int | None = None  # set by who compares it with Redis
         self._index = index
-        self.views: dict[str, View] = {DEVICE: index.open()}
+        self._owners = owners
+        self._views: dict[str, View] = {}  # by tier
         self._tail: int | None = None  # last number seen in the stream
+        self._settled_at = 0  # digests up to here may differ from a snapshot that took its time
 
     def apply(self, event: KvEvent) -> None:
-        """Takes an event into the view."""
+        """Takes an event into the view of its tier. Raises Diverged on a digest that differs."""
+        last = self.last_sequence
+        is_old = last is not None and event.sequence <= last
+        if event.kind == Kind.CLEARED and not is_old:
+            self.begin_snapshot(event.sequence)  # the worker tells all again, after a loss
+            self._tail = event.sequence
+            return
         if self._tail is not None and event.sequence != self._tail + 1:
             self.needs_snapshot = True
         self._tail = event.sequence
-        last = self.last_sequence
-        if self.needs_snapshot or (last is not None and event.sequence <= last):
+        if self.needs_snapshot or is_old:
             return
         if last is not None and event.sequence != last + 1:
             self.needs_snapshot = True
@@ -96,15 +129,21 @@ class WorkerMirror:
             case Kind.REMOVED:
                 if (view := self._view_of(event.tier)) is not None:
                     self._index.remove(view, event.keys)
-            case Kind.CLEARED:
-                self._replace_views()
+            case Kind.DIGEST:
+                self._compare(event)
 
     def begin_snapshot(self, sequence: int | None) -> None:
-        """Empties the view; `add` fills it. Events up to `sequence` are in what is added."""
-        self._replace_views()
+        """Empties the views; `add` fills them. Events up to `sequence` are in what is added."""
+        self.drop()
         self.last_sequence = sequence
         self._tail = None
+        self._settled_at = 0
         self.needs_snapshot = False
+
+    def end_snapshot(self, sequence: int | None) -> None:
+        """`sequence`: after the last member was read. Events up to there may be in what was added;
+        their turn still comes, and from then on all is as the worker has it."""
+        self._settled_at = sequence or 0
 
     def add(self, keys: list[bytes]) -> int:
         """Adds members of a snapshot; returns how many of them were refused."""
@@ -121,18 +160,27 @@ class WorkerMirror:
         return len(keys) - num_added
 
     def drop(self) -> None:
-        for view in self.views.values():
+        """Forgets what the worker holds, at once."""
+        for view in self._views.values():
             self._index.retire(view)
+            del self._owners[view]
+        self._views = {}
 
-    def _replace_views(self) -> None:
-        self.drop()
-        self.views = {DEVICE: self._index.open()}
+    def _compare(self, event: KvEvent) -> None:
+        view = self._view_of(event.tier)
+        if view is None or event.sequence <= self._settled_at:
+            return
+        ours = self._index.digest(view)
+        if ours is not None and ours != Digest.unpack(event.keys):
+            self.needs_snapshot = True
+            raise Diverged
 
     def _view_of(self, tier: str) -> View | None:
         """None: there are too many, or it is no name."""
-        view = self.views.get(tier)
-        if view is None and len(tier) <= MAX_TIER_CHARS and len(self.views) <= MAX_TIERS:
-            view = self.views[tier] = self._index.open()
+        view = self._views.get(tier)
+        if view is None and len(tier) <= MAX_TIER_CHARS and len(self._views) <= MAX_TIERS:
+            view = self._views[tier] = self._index.open()
+            self._owners[view] = Owner(self.worker_id, self.incarnation, tier)
         return view
 
 
@@ -142,13 +190,15 @@ class MirrorSet:
     def __init__(self, index: PrefixIndex) -> None:
         self.index = index
         self.workers: dict[str, WorkerMirror] = {}
+        self._owners: dict[View, Owner] = {}
 
     def follow(self, worker_id: str, incarnation: str) -> None:
         """From now on this incarnation counts; what an older one held is void."""
         mirror = self.workers.get(worker_id)
         if mirror is None or mirror.incarnation != incarnation:
             self.drop(worker_id)
-            self.workers[worker_id] = WorkerMirror(self.index, incarnation)
+            mirror = WorkerMirror(self.index, self._owners, worker_id, incarnation)
+            self.workers[worker_id] = mirror
 
     def drop(self, worker_id: str) -> None:
         if mirror := self.workers.pop(worker_id, None):
@@ -166,11 +216,8 @@ class MirrorSet:
 
     def blocks_by_tier(self, block_keys: bytes) -> dict[tuple[str, str], dict[str, int]]:
         """The same, tier by tier; only what is not 0."""
-        found = self.index.match(block_keys, KEY_BYTES)
-        held = {
-            (worker_id, mirror.incarnation): {
-                tier: found[view] for tier, view in mirror.views.items() if view in found
-            }
-            for worker_id, mirror in self.workers.items()
-        }
-        return {owner: blocks for owner, blocks in held.items() if blocks}
+        held: dict[tuple[str, str], dict[str, int]] = {}
+        for view, num_blocks in self.index.match(block_keys, KEY_BYTES).items():
+            owner = self._owners[view]
+            held.setdefault((owner.worker_id, owner.incarnation), {})[owner.tier] = num_blocks
+        return held

@@ -14,6 +14,7 @@ from paceline.core.errors import InvalidRequest
 from paceline.router.fleet import Fleet
 from paceline.router.metrics import RouterMetrics
 from paceline.router.mirror import (
+    Diverged,
     MirrorSet,
     RefusedRecord,
     WorkerMirror,
@@ -25,7 +26,8 @@ from paceline.rpc import records, redis_schema
 
 DISCOVER_S = 1.0
 SNAPSHOT_PAUSE_S = 1.0  # between two snapshots of one worker
-BACKOFF_S = (0.1, 1.0)  # first and longest pause after Redis failed
+STREAM_START = b"0-0"
+BACKOFF_S = (0.1, 0.5)  # first and longest pause after Redis failed
 _WORKER_PREFIX = redis_schema.WORKER_PREFIX.encode()
 
 log = structlog.stdlib.get_logger("paceline.router")
@@ -137,23 +139,27 @@ class RedisFollower:
         for worker_id, mirror in list(self._mirrors.workers.items()):
             if mirror.needs_snapshot and now >= mirror.snapshot_after:
                 await self._take_snapshot(worker_id, mirror)
-        for entry_id, fields in await self._reader.events(self._position):
+        entries = await self._reader.events(self._position)
+        for entry_id, fields in entries:
             self._position = entry_id
-            try:
-                event = parse_event(fields)
-            except RefusedRecord as refused:
-                self._metrics.refused.labels(str(refused)).inc()
-                continue
-            if mirror_ := self._mirrors.find(event):
-                mirror_.apply(event)
-                await asyncio.sleep(0)
+            self._take_event(fields)
+            await asyncio.sleep(0)
+        if not entries and _order(await self._reader.stream_position()) < _order(self._position):
+            self._position = STREAM_START  # another Redis, or one that was emptied
+
+    def _take_event(self, fields: dict[bytes, bytes]) -> None:
+        try:
+            event = parse_event(fields)
+            if mirror := self._mirrors.find(event):
+                mirror.apply(event)
+        except RefusedRecord as refused:
+            self._metrics.refused.labels(str(refused)).inc()
+        except Diverged:
+            self._metrics.diverged.inc()
 
     async def _take_snapshot(self, worker_id: str, mirror: WorkerMirror) -> None:
         mirror.snapshot_after = asyncio.get_running_loop().time() + SNAPSHOT_PAUSE_S
         self._metrics.resyncs.inc()
-        latest = await self._reader.stream_position()
-        if self._position is None or _order(latest) < _order(self._position):
-            self._position = latest  # another Redis, or one that was emptied
         try:
             await self._read_snapshot(worker_id, mirror)
         except RefusedRecord as refused:
@@ -162,8 +168,7 @@ class RedisFollower:
             mirror.snapshot_after += 10 * SNAPSHOT_PAUSE_S
 
     async def _read_snapshot(self, worker_id: str, mirror: WorkerMirror) -> None:
-        raw = (await self._reader.sequences([(worker_id, mirror.incarnation)]))[0]
-        mirror.begin_snapshot(None if raw is None else parse_sequence(raw))
+        mirror.begin_snapshot(await self._sequence(worker_id, mirror))
         num_keys = 0
         try:
             async for members in self._reader.members(worker_id, mirror.incarnation):
@@ -172,9 +177,14 @@ class RedisFollower:
                     raise RefusedRecord("keys_size")
                 if num_refused := mirror.add(members):
                     self._metrics.refused.labels("key_form").inc(num_refused)
+            mirror.end_snapshot(await self._sequence(worker_id, mirror))
         except (RedisError, OSError, TimeoutError):
             mirror.needs_snapshot = True
             raise
+
+    async def _sequence(self, worker_id: str, mirror: WorkerMirror) -> int | None:
+        raw = (await self._reader.sequences([(worker_id, mirror.incarnation)]))[0]
+        return None if raw is None else parse_sequence(raw)
 
     async def _check_lag(self) -> None:
         """A mirror whose number stands still below (or above) the worker's missed something."""

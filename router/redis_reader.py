@@ -4,6 +4,7 @@ in size."""
 from collections.abc import AsyncIterator
 from typing import Any
 
+from prometheus_client import Counter
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -26,8 +27,8 @@ Entry = tuple[bytes, dict[bytes, bytes]]
 class RedisReader:
     """Raises RedisError, OSError or TimeoutError when Redis does not answer in time."""
 
-    def __init__(self, url: str, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
+    def __init__(self, url: str, timeout_s: float, refused: Counter) -> None:
+        self._refused = refused
         self._cursor = 0
         self._redis: Any = Redis.from_url(  # typed for str answers, these are bytes
             url,
@@ -53,13 +54,15 @@ class RedisReader:
         return found
 
     async def values(self, keys: list[bytes]) -> list[bytes | None]:
-        """The start of each value; None where there is none, or one of another type."""
+        """The start of each value; None where there is none, or one of another type: counted."""
         if not keys:
             return []
         async with self._redis.pipeline(transaction=False) as pipe:
             for key in keys:
                 pipe.getrange(key, 0, MAX_RECORD_BYTES)
             answers: list[Any] = await pipe.execute(raise_on_error=False)
+        num_refused = sum(isinstance(answer, ResponseError) for answer in answers)
+        self._refused.labels("key_type").inc(num_refused)
         return [answer or None if isinstance(answer, bytes) else None for answer in answers]
 
     async def stream_position(self) -> bytes:

@@ -40,7 +40,7 @@ class Router:
         self.fleet = Fleet(config, self.metrics)
         self.coordinator = Coordinator(config, self.fleet, self.mirrors, self.metrics)
         self.port = self.probe_port = 0
-        self._reader = RedisReader(config.redis_url, config.redis_timeout_s)
+        self._reader = RedisReader(config.redis_url, config.redis_timeout_s, self.metrics.refused)
         self.follower = RedisFollower(
             self._reader, self.fleet, self.mirrors, self.metrics, config.secret
         )

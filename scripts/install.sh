@@ -33,7 +33,7 @@ make_venv() {
 }
 
 command -v "${CC:-cc}" >/dev/null || command -v gcc >/dev/null ||
-    stop "a C compiler is missing; it builds two small modules (Debian: apt install gcc)"
+    stop "a C compiler is missing; it builds three small modules (Debian: apt install gcc)"
 progress=off
 if [ ! -x .venv/bin/python ]; then
     make_venv

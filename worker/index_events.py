@@ -4,24 +4,27 @@ Bounded: events that Redis cannot take in time are dropped, and one resync (`cle
 whole set) replaces them.
 """
 
+import functools
+import operator
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from paceline.core.keys import INDEX_KEY_BYTES
 from paceline.engine.messages import Removed, Stored
-from paceline.rpc.redis_schema import DEVICE, MAX_EVENT_KEYS, Kind
+from paceline.rpc.redis_schema import DEVICE, MAX_EVENT_KEYS, Digest, Kind
 
 MAX_WAITING_EVENTS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class IndexEvent:
-    """`keys` change in one tier; CLEARED: in all, and there are none."""
+    """`keys` change in one tier; CLEARED: in all, and there are none. DIGEST: what the tier has."""
 
     kind: Kind
     tier: str
     keys: list[bytes]
+    num_held: int = 0  # DIGEST: by all tiers together
 
 
 class IndexEvents:
@@ -29,8 +32,9 @@ class IndexEvents:
     failed. `inherited`: of the incarnation before, whose tiers live on."""
 
     def __init__(self, inherited: "IndexEvents | None" = None) -> None:
-        held = {} if inherited is None else inherited.keys
-        self.keys: dict[str, set[bytes]] = {**held, DEVICE: set()}
+        self.keys: dict[str, set[bytes]] = {} if inherited is None else {**inherited.keys}
+        self._xors: dict[str, int] = {} if inherited is None else {**inherited._xors}
+        self.keys[DEVICE], self._xors[DEVICE] = set(), 0
         self._waiting: deque[IndexEvent] = deque()
         self._needs_resync = True  # a new incarnation begins with an empty pool
         self._sequence = 0
@@ -41,12 +45,22 @@ class IndexEvents:
     def add(self, event: Stored | Removed, tier: str = DEVICE) -> None:
         keys = [key[:INDEX_KEY_BYTES] for key in event.keys]
         held = self.keys.setdefault(tier, set())
+        changed = held.intersection(keys)
         if isinstance(event, Stored):
-            held.update(keys)
+            changed = set(keys) - changed
             self._queue(Kind.STORED, tier, keys)
         else:
-            held.difference_update(keys)
             self._queue(Kind.REMOVED, tier, keys)
+        held ^= changed
+        self._xors[tier] = self._xors.get(tier, 0) ^ _xor(changed)
+
+    def add_digests(self) -> None:
+        """Readers compare what they have by then: a resync mends what differs."""
+        num_held = sum(map(len, self.keys.values()))
+        for tier, held in self.keys.items():
+            packed = Digest(len(held), self._xors[tier]).pack()
+            if not self._needs_resync:
+                self._waiting.append(IndexEvent(Kind.DIGEST, tier, [packed], num_held))
 
     def lost(self) -> None:
         """What was taken may not have arrived."""
@@ -75,6 +89,10 @@ class IndexEvents:
         self._waiting.extend(_chunks(kind, tier, keys))
         if len(self._waiting) > MAX_WAITING_EVENTS:
             self.lost()
+
+
+def _xor(keys: Iterable[bytes]) -> int:
+    return functools.reduce(operator.xor, map(int.from_bytes, keys), 0)
 
 
 def _chunks(kind: Kind, tier: str, keys: list[bytes]) -> Iterator[IndexEvent]:

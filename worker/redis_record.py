@@ -1,6 +1,7 @@
 """This worker in Redis: its record under a lease, and the events of its pool. A hint, no more.
 
-The set of keys, its number and the event change in one script. Nothing here is awaited by serving:
+The set of keys, its number and the event change in one script, which refuses when Redis does not
+have what was written before: it was emptied, or is another one. Nothing here is awaited by serving:
 a Redis that is slow, paused or gone costs dropped events, which a resync replaces when it is back.
 """
 
@@ -9,11 +10,13 @@ import contextlib
 
 import redis.asyncio
 import structlog
+from redis.commands.core import AsyncScript
 from redis.exceptions import RedisError
 
 from paceline.engine.messages import Removed, Stored
 from paceline.rpc.redis_schema import (
     DEVICE,
+    DIGEST_S,
     EVENTS,
     KEYS_TTL_MS,
     LEASE_BEATS,
@@ -25,26 +28,36 @@ from paceline.rpc.redis_schema import (
     worker_name,
 )
 from paceline.v1 import worker_pb2
-from paceline.worker.index_events import IndexEvents
+from paceline.worker.index_events import IndexEvent, IndexEvents
 
 TIMEOUT_S = 1.0
+RETRY_S = 0.25  # after Redis failed
 EVENT_DELAY_S = 0.01  # events of a few steps go out together
 
 # KEYS: set, sequence, stream. ARGV: worker, incarnation, kind, packed keys, ttl, stream length,
-# sequence, tier, what follows a key in the set
+# sequence, tier, what follows a key in the set, size of the set. Returns 0 when it did nothing.
 _APPLY = f"""
-local packed, n = ARGV[4], #ARGV[4] / 16
-if ARGV[3] == '{Kind.CLEARED}' then redis.call('DEL', KEYS[1]) end
-for i = 0, n - 1 do
-  local key = string.sub(packed, i * 16 + 1, i * 16 + 16) .. ARGV[9]
-  if ARGV[3] == '{Kind.STORED}' then redis.call('SADD', KEYS[1], key)
-  else redis.call('SREM', KEYS[1], key) end
+local kind, packed = ARGV[3], ARGV[4]
+if kind == '{Kind.CLEARED}' then
+  redis.call('DEL', KEYS[1])
+  local type = redis.call('TYPE', KEYS[3]).ok
+  if type ~= 'stream' then redis.call('DEL', KEYS[3]) end
+elseif tonumber(redis.call('GET', KEYS[2]) or -1) ~= tonumber(ARGV[7]) - 1 then return 0
+elseif kind == '{Kind.DIGEST}' then
+  if redis.call('SCARD', KEYS[1]) ~= tonumber(ARGV[10]) then return 0 end
+else
+  local change = 'SREM'
+  if kind == '{Kind.STORED}' then change = 'SADD' end
+  for i = 1, #packed, 16 do
+    redis.call(change, KEYS[1], string.sub(packed, i, i + 15) .. ARGV[9])
+  end
 end
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
 redis.call('SET', KEYS[2], ARGV[7], 'PX', ARGV[5])
 redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[6], '*',
   '{Field.WORKER}', ARGV[1], '{Field.INCARNATION}', ARGV[2], '{Field.SEQUENCE}', ARGV[7],
   '{Field.KIND}', ARGV[3], '{Field.KEYS}', packed, '{Field.TIER}', ARGV[8])
+return 1
 """
 
 _log = structlog.get_logger("paceline.worker")
@@ -106,7 +119,7 @@ class RedisRecord:
                     _log.warning("redis is away; routing goes on without it", error=str(error))
                 self.is_up = False
                 events.lost()
-                await asyncio.sleep(self._beat_s)
+                await asyncio.sleep(RETRY_S)
 
     async def _serve(
         self,
@@ -116,20 +129,21 @@ class RedisRecord:
     ) -> None:
         loop = asyncio.get_running_loop()
         script = client.register_script(_APPLY)
-        next_beat = loop.time()
+        next_beat = next_digest = loop.time()
         while True:
             if loop.time() >= next_beat:
                 await self._beat(client, info)
                 next_beat = loop.time() + self._beat_s
+            if loop.time() >= next_digest:
+                events.add_digests()
+                next_digest = loop.time() + DIGEST_S
             self._wake.clear()
             for event in events.take():
-                suffix = "" if event.tier == DEVICE else event.tier
-                owner = (info.worker_id, info.incarnation)
-                limits = (KEYS_TTL_MS, MAX_EVENTS, events.next_sequence())
-                await script(
-                    keys=[*_names(info), EVENTS],
-                    args=[*owner, event.kind, b"".join(event.keys), *limits, event.tier, suffix],
-                )
+                if not await _apply(script, info, event, events.next_sequence()):
+                    _log.warning("redis has lost the index; writing it anew")
+                    events.lost()
+                    self._wake.set()
+                    break
             self.is_up = True
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), max(next_beat - loop.time(), 0))
@@ -143,6 +157,26 @@ class RedisRecord:
         await client.pexpire(keys_name, KEYS_TTL_MS)
         if self.is_up and not await client.pexpire(sequence_name, KEYS_TTL_MS):
             self._events.lost()
+
+
+async def _apply(
+    script: AsyncScript, info: worker_pb2.WorkerInfo, event: IndexEvent, sequence: int
+) -> bool:
+    """False when Redis has not what was written before."""
+    owner = (info.worker_id, info.incarnation)
+    limits = (KEYS_TTL_MS, MAX_EVENTS, sequence)
+    suffix = "" if event.tier == DEVICE else event.tier
+    packed = b"".join(event.keys)
+    args: list[str | bytes | int] = [
+        *owner,
+        event.kind,
+        packed,
+        *limits,
+        event.tier,
+        suffix,
+        event.num_held,
+    ]
+    return bool(await script(keys=[*_names(info), EVENTS], args=args))
 
 
 def _names(info: worker_pb2.WorkerInfo) -> tuple[str, str]:

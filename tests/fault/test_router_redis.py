@@ -321,6 +321,8 @@ async def test_keys_of_the_wrong_type_cost_the_hint_and_nothing_else(store: Redi
         await bench.redis.lpush(f"pl:1:seq:{owner}", "a list")
         await asyncio.sleep(0.5)
         (await client.generate()).check(8)
+        await bench.router.follower.discover()
+        assert _refused(bench)["key_type"] >= 1
         await bench.redis.delete("pl:1:events", f"pl:1:keys:{owner}", f"pl:1:seq:{owner}")
         await Publisher(bench, worker).publish("stored", _KEYS[:3])
         await until(lambda: _blocks(bench, worker) == 3, 10)

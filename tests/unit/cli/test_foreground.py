@@ -25,9 +25,10 @@ with own_foreground(os.environ):
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """What `make up` looks at, with a paceline that does nothing."""
-    for folder in ("core", ".venv/bin"):
+    for folder in ("core", "router", ".venv/bin"):
         (tmp_path / folder).mkdir(parents=True)
-    for name in ("pyproject.toml", "constraints.txt", "core/_native.c", ".venv/.installed"):
+    sources = ("core/_native.c", "router/_native.c")
+    for name in ("pyproject.toml", "constraints.txt", *sources, ".venv/.installed"):
         (tmp_path / name).touch()
     shutil.copy(ROOT / "Makefile", tmp_path)
     (tmp_path / "program.py").write_text(PROGRAM)

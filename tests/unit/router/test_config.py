@@ -27,6 +27,7 @@ def test_defaults_need_the_secret_only() -> None:
         {"dead_after_s": 1.5},
         {"beat_s": 2.0},
         {"split_min_tokens": -1},
+        {"index_mib": 1},
         {"drain_timeout_s": -1.0},
     ],
 )
