@@ -9,6 +9,7 @@ import orjson
 
 from paceline.gateway.choice import Choice, Delta
 from paceline.gateway.generation import Generation
+from paceline.gateway.statistics import json_fields
 
 SSE_DONE = b"data: [DONE]\n\n"
 
@@ -66,9 +67,23 @@ def usage(generation: Generation, *, has_output: bool = True) -> dict[str, Any]:
     }
 
 
-def usage_frame(prefix: bytes, generation: Generation, *, has_output: bool = True) -> bytes:
-    body = orjson.dumps(usage(generation, has_output=has_output))
-    return prefix + b',"choices":[],"usage":' + body + b"}\n\n"
+def last_frames(
+    prefix: bytes, generation: Generation, *, has_usage: bool, has_output: bool = True
+) -> bytes:
+    """A frame of usage and statistics, if either was asked for, then [DONE]."""
+    fields: dict[str, Any] = {"usage": usage(generation, has_output=has_output)}
+    if not has_usage:
+        fields.clear()
+    fields |= statistics_fields(generation)
+    if not fields:
+        return SSE_DONE
+    return prefix + b',"choices":[],' + orjson.dumps(fields)[1:] + b"\n\n" + SSE_DONE
+
+
+def statistics_fields(generation: Generation) -> dict[str, Any]:
+    """{paceline: {statistics}}, if they were asked for."""
+    statistics = generation.statistics
+    return {} if statistics is None else {"paceline": {"statistics": json_fields(statistics)}}
 
 
 def frame_tail(*, has_usage: bool) -> bytes:

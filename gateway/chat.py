@@ -64,7 +64,7 @@ async def prepare_chat(serving: Serving, request: ChatRequest, caller: Caller) -
     )
     name = caller.tenant.name
     job = Job(model, name, prompt, params, stops, priority, text=text_options(request))
-    return PreparedRequest(model, [job], answer, bool(request.stream), caller.tenant)
+    return PreparedRequest(model, [job], answer, bool(request.stream), caller)
 
 
 def _num_logprobs(request: ChatRequest) -> int | None:

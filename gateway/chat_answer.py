@@ -4,7 +4,14 @@ from typing import Any
 
 import orjson
 
-from paceline.gateway.answer import SSE_DONE, AnswerHead, frame_tail, timing, usage, usage_frame
+from paceline.gateway.answer import (
+    AnswerHead,
+    frame_tail,
+    last_frames,
+    statistics_fields,
+    timing,
+    usage,
+)
 from paceline.gateway.choice import Choice, Delta
 from paceline.gateway.generation import Generation
 from paceline.gateway.logprobs import ChatLogprobs, TokenBytes
@@ -52,8 +59,7 @@ class ChatAnswer:
         return out
 
     def end(self, generation: Generation) -> bytes:
-        last = usage_frame(self._prefix, generation) if self._has_usage else b""
-        return last + SSE_DONE
+        return last_frames(self._prefix, generation, has_usage=self._has_usage)
 
     def collect(self, choice: Choice, delta: Delta) -> None:
         if delta.prompt_logprobs is not None:
@@ -72,7 +78,7 @@ class ChatAnswer:
         content |= {"choices": choices, "usage": usage(generation)}
         if self._prompt is not None:
             content["prompt_logprobs"] = self._prompt.content()
-        return orjson.dumps(content)
+        return orjson.dumps(content | statistics_fields(generation))
 
     def _whole_choice(self, index: int) -> dict[str, Any]:
         text = "".join(self._texts[index])

@@ -7,7 +7,14 @@ from typing import Any
 
 import orjson
 
-from paceline.gateway.answer import SSE_DONE, AnswerHead, frame_tail, timing, usage, usage_frame
+from paceline.gateway.answer import (
+    AnswerHead,
+    frame_tail,
+    last_frames,
+    statistics_fields,
+    timing,
+    usage,
+)
 from paceline.gateway.choice import Choice, Delta
 from paceline.gateway.generation import Generation
 from paceline.gateway.logprobs import CompletionLogprobs, TokenBytes
@@ -115,10 +122,8 @@ class CompletionAnswer:
         return echo + self._frame(choice.index, delta.text, logprobs, finish, shown)
 
     def end(self, generation: Generation) -> bytes:
-        if not self._view.has_usage:
-            return SSE_DONE
-        has_output = self._view.has_output
-        return usage_frame(self._prefix, generation, has_output=has_output) + SSE_DONE
+        has_usage, has_output = self._view.has_usage, self._view.has_output
+        return last_frames(self._prefix, generation, has_usage=has_usage, has_output=has_output)
 
     def collect(self, choice: Choice, delta: Delta) -> None:
         if delta.prompt_logprobs is not None:
@@ -130,7 +135,8 @@ class CompletionAnswer:
         choices = [chosen.content(index) for index, chosen in enumerate(self._best())]
         content = self._head.fields(_OBJECT)
         counted = usage(generation, has_output=self._view.has_output)
-        return orjson.dumps(content | {"choices": choices, "usage": counted})
+        content |= {"choices": choices, "usage": counted}
+        return orjson.dumps(content | statistics_fields(generation))
 
     def _best(self) -> list[CollectedChoice]:
         """Of each prompt, the best first if not all are shown."""

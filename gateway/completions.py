@@ -80,7 +80,7 @@ async def prepare_completion(
     shown = await _shown_prompts(serving, request, contents, prompts)
     token_bytes = serving.text.token_bytes if request.logprobs is not None else None
     answer = CompletionAnswer(AnswerHead("cmpl", model.name), shown, token_bytes, view)
-    return PreparedRequest(model, jobs, answer, bool(request.stream), caller.tenant)
+    return PreparedRequest(model, jobs, answer, bool(request.stream), caller)
 
 
 def completion_room(model: ModelInfo, max_tokens: int | None) -> ContextRoom:

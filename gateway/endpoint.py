@@ -68,7 +68,8 @@ class GeneratingEndpoint(Endpoint[S]):
 
     async def _answer(self, exchange: Exchange, request: S) -> None:
         has_timing = exchange.header(b"x-paceline-timing") is not None
-        caller = Caller(exchange.tenant, has_timing)
+        has_statistics = exchange.header(b"x-paceline-statistics") is not None
+        caller = Caller(exchange.tenant, has_timing, has_statistics)
         await exchange.run(self._prepare(self._serving, request, caller), exchange.generate)
 
 

@@ -24,6 +24,7 @@ from paceline.gateway.openai_types import Body
 from paceline.gateway.prepared import PreparedRequest
 from paceline.gateway.replies import caller_id_header, send_body, send_start
 from paceline.gateway.serving import Serving
+from paceline.gateway.statistics import server_timing
 from paceline.gateway.tenants import Tenant
 
 T = TypeVar("T")
@@ -86,8 +87,13 @@ class Exchange:
 
     async def generate(self, prepared: PreparedRequest) -> None:
         """The answer of a router."""
+        caller = prepared.caller
         generation = self._serving.generation(
-            prepared.model, prepared.tenant, self._abort, self._deadline
+            prepared.model,
+            caller.tenant,
+            self._abort,
+            self._deadline,
+            has_statistics=caller.has_statistics,
         )
         self._generation = generation
         try:
@@ -164,4 +170,7 @@ class Exchange:
             self._generation.fail(self._gone)
 
     def _headers(self) -> list[tuple[bytes, bytes]]:
-        return [caller_id_header(self.header(b"x-request-id"))]
+        headers = [caller_id_header(self.header(b"x-request-id"))]
+        if self._generation is not None and (statistics := self._generation.statistics):
+            headers.append((b"server-timing", server_timing(statistics)))
+        return headers

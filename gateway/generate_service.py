@@ -64,13 +64,17 @@ class GenerateService(GenerateServiceServicer):
             job = await self._job(request, tenant)
         task = asyncio.current_task()
         assert task is not None
-        generation = self._serving.generation(job.model, tenant, task.cancel, deadline)
+        generation = self._serving.generation(
+            job.model, tenant, task.cancel, deadline, has_statistics=request.statistics
+        )
         try:
             generation.submit([job])
             while not generation.done:
-                for choice, delta in await generation.step():
+                deltas = await generation.step()
+                for num_left, (choice, delta) in zip(range(len(deltas))[::-1], deltas, strict=True):
                     if delta.token_ids or delta.text or delta.finish or delta.prompt_logprobs:
-                        yield _response(generation, choice, delta)
+                        is_last = generation.done and not num_left
+                        yield _response(generation, choice, delta, is_last=is_last)
         finally:
             generation.close()
 
@@ -142,7 +146,9 @@ def _wishes(request: GenerateRequest) -> SamplingWishes:
     )
 
 
-def _response(generation: Generation, choice: Choice, delta: Delta) -> GenerateResponse:
+def _response(
+    generation: Generation, choice: Choice, delta: Delta, *, is_last: bool
+) -> GenerateResponse:
     return GenerateResponse(
         choice=choice.index,
         text=delta.text,
@@ -152,4 +158,5 @@ def _response(generation: Generation, choice: Choice, delta: Delta) -> GenerateR
         num_prompt_tokens=generation.num_prompt_tokens,
         num_cached_tokens=generation.num_cached_tokens,
         prompt_logprobs=delta.prompt_logprobs,
+        statistics=generation.statistics if is_last else None,
     )

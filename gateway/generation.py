@@ -17,8 +17,10 @@ from paceline.gateway.metrics import ModelMetrics, now_s
 from paceline.gateway.prompt_logprobs import PartOrder
 from paceline.gateway.rate_limits import Meter
 from paceline.gateway.router_client import RouterClient
+from paceline.gateway.statistics import RequestTimes
 from paceline.gateway.tokenizer import TextModel
 from paceline.v1.common_pb2 import Emission
+from paceline.v1.generate_pb2 import Statistics
 
 Show = Callable[[Choice, Delta], object]
 
@@ -46,6 +48,8 @@ class Generation:
         meter: Meter,
         mailbox: Mailbox,
         deadline: Deadline,
+        *,
+        has_statistics: bool = False,
     ) -> None:
         self._router = router
         self._text = text
@@ -57,6 +61,8 @@ class Generation:
         self._may_stop = False  # by a stop string
         self._deadline = deadline
         self._timer: asyncio.TimerHandle | None = None
+        self._has_statistics = has_statistics
+        self._times: RequestTimes | None = None
         self.num_prompt_tokens = 0
 
     def submit(self, jobs: Sequence[Job]) -> None:
@@ -73,6 +79,8 @@ class Generation:
             slot = self._router.submit(token_request(job, left_s), self._mailbox)
             self._running[slot] = running
             self._all.append(running)
+        if self._has_statistics:
+            self._times = RequestTimes(self._deadline.started_s, now_s())
         self._metrics.prompt_tokens.inc(self.num_prompt_tokens)
 
     async def step(self) -> list[tuple[Choice, Delta]]:
@@ -109,6 +117,8 @@ class Generation:
             return None
         now = now_s()
         self._observe(choice, running, emission, now)
+        if self._times is not None:
+            self._times.take(emission, now)
         delta = choice.push(emission)
         self._meter.take_output(len(delta.token_ids), now)
         if choice.finish is not None:
@@ -131,6 +141,11 @@ class Generation:
     @property
     def done(self) -> bool:
         return not self._running
+
+    @property
+    def statistics(self) -> Statistics | None:
+        """So far; None: nobody wants them."""
+        return None if self._times is None else self._times.so_far(self.num_cached_tokens)
 
     @property
     def num_cached_tokens(self) -> int:

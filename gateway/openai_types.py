@@ -30,6 +30,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "reasoning_effort": (),
     "verbosity": (),
     "web_search_options": (),
+    "ttft_ms": (),
+    "itl_ms": (),
 }
 CHAT_NEUTRAL: dict[str, tuple[Any, ...]] = {**NEUTRAL, "best_of": (1,), "echo": (False,)}
 
@@ -88,6 +90,8 @@ class _Unsupported(_Ignored, kw_only=True):
     reasoning_effort: Any = None
     verbosity: Any = None
     web_search_options: Any = None
+    ttft_ms: Any = None
+    itl_ms: Any = None
 
 
 class LogitsProcessorField(msgspec.Struct, forbid_unknown_fields=True):

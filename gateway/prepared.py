@@ -18,6 +18,7 @@ class Caller:
 
     tenant: Tenant
     has_timing: bool = False  # wanted in each frame
+    has_statistics: bool = False  # wanted at the end
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class PreparedRequest:
     jobs: list[Job]
     answer: Answer
     is_stream: bool
-    tenant: Tenant
+    caller: Caller
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,11 +118,21 @@ class Serving:
         tenant: Tenant,
         on_overflow: Callable[[], object],
         deadline: Deadline,
+        *,
+        has_statistics: bool = False,
     ) -> Generation:
         limits = self.config.max_pending_emissions, self.config.max_pending_bytes
         mailbox = Mailbox(*limits, on_overflow)
         metrics = self.metrics.for_model(model.name)
-        return Generation(self.router, self.text, metrics, tenant.meter, mailbox, deadline)
+        return Generation(
+            self.router,
+            self.text,
+            metrics,
+            tenant.meter,
+            mailbox,
+            deadline,
+            has_statistics=has_statistics,
+        )
 
     def _wanted(self) -> list[ModelInfo]:
         wanted = self.config.model_name

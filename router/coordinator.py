@@ -140,6 +140,7 @@ class Coordinator:
                 attempt = await self.queue.wait(line.group, line.order, place, num_tokens)
             except Cancelled:
                 return  # while it waited
+            line.request.note_placed()
             try:
                 failure = await self._try(line, attempt)
             finally:

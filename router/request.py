@@ -57,6 +57,7 @@ class Request:
         budget_s = message.budget_ms / 1000 if message.budget_ms else limit_s
         self.deadline = self.created_at + min(budget_s, limit_s)
         self.num_attempts = 0  # of all its parts; the next one's number
+        self.placed_at: float | None = None  # for the first time
         self.first_token_at: float | None = None
         self.second_token_at: float | None = None
 
@@ -99,17 +100,25 @@ class Request:
         if emission.finish:
             log.finished = True
         if self.second_token_at is None:
-            self._note_times(len(log.tokens) - self.num_forced_at_start)
+            self._note_times(emission, len(log.tokens) - self.num_forced_at_start)
         self.pass_on(emission)
+
+    def note_placed(self) -> None:
+        """A worker has been found for it."""
+        if self.placed_at is None:
+            self.placed_at = asyncio.get_running_loop().time()
 
     def pass_on(self, emission: common_pb2.Emission) -> None:
         emission.slot = self.slot
         self.sink.emit(emission)
 
-    def _note_times(self, num_new: int) -> None:
+    def _note_times(self, emission: common_pb2.Emission, num_new: int) -> None:
         now = asyncio.get_running_loop().time()
         if self.first_token_at is None and num_new >= 1:
             self.first_token_at = now
+            placed_at = now if self.placed_at is None else self.placed_at
+            emission.prompt_times.queue_us = round((placed_at - self.created_at) * 1e6)
+            emission.prompt_times.prefill_us = round((now - placed_at) * 1e6)
         if num_new >= 2:
             self.second_token_at = now
 

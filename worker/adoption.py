@@ -11,6 +11,9 @@ stays in the prefix cache. A copy in flight is waited for, whoever ends the slot
 
 import asyncio
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import grpc
@@ -141,19 +144,29 @@ class Adoption:
     async def _pull_to(self, end: int, keys: list[BlockKey], **options: bool) -> None:
         """Pulls blocks up to `end`, in ranges, and tells the engine of each."""
         assert self._puller is not None
-        async for pulled in self._puller.pull(self._missing(end), keys, **options):
-            self._tell(pulled)
+        with self._timed():
+            async for pulled in self._puller.pull(self._missing(end), keys, **options):
+                self._tell(pulled)
 
     async def _pull_rest(self, keys: list[BlockKey], rest: kv_pb2.PinResponse) -> None:
         """Pulls all that is still missing, at once if the source has pinned just that."""
         assert self._puller is not None
         with_tail = len(self._slot.request.token_ids) % PAGE_TOKENS > 0
         if rest.lease_id:
-            pulled = await self._puller.pull_pinned(self._missing(len(keys)), rest, with_tail)
+            with self._timed():
+                pulled = await self._puller.pull_pinned(self._missing(len(keys)), rest, with_tail)
             if pulled is not None:
                 self._tell(pulled)
                 return
         await self._pull_to(len(keys), keys, with_tail=with_tail, completes=True)
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self._slot.pulled_s += time.monotonic() - started
 
     def _missing(self, end: int) -> list[BlockRun]:
         """What is not here yet of the blocks before `end`."""

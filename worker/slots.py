@@ -35,6 +35,7 @@ class SlotState:
     handoff: "Handoff | None" = None
     ending: bool = False  # nothing more is emitted; `Ended` is awaited
     num_emitted: int = 0
+    pulled_s: float = 0.0  # in pulls, and not told yet
     wanted: set[int] = field(init=False)  # choices that are neither finished nor cancelled
 
     def __post_init__(self) -> None:

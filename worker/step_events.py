@@ -82,7 +82,11 @@ class StepEvents:
         slot.num_emitted += len(event.token_ids)
         if event.finish is not None:
             slot.wanted.discard(event.choice)
-        slot.stream.add_emission(emission_to_proto(event, slot.router_slot, self._now_us))
+        emission = emission_to_proto(event, slot.router_slot, self._now_us)
+        if slot.pulled_s:
+            emission.pull_us = round(slot.pulled_s * 1e6)
+            slot.pulled_s = 0.0
+        slot.stream.add_emission(emission)
 
     def _failed(self, event: messages.Failed, slot: SlotState) -> None:
         self._session.end(slot, error_of(event), is_over=True)

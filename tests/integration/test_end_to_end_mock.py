@@ -213,6 +213,46 @@ def test_usage_counts_prompt_output_and_cached_tokens(split: Split, model: Path)
     assert second["prompt_tokens_details"]["cached_tokens"] == 80
 
 
+def test_statistics_tell_where_the_time_went(split: Split, model: Path) -> None:
+    body = {"model": model.name, "prompt": prompt(600, salt=20), "max_tokens": 20}
+    answer = httpx.post(
+        f"{split.cluster.base_url}/v1/completions",
+        json={**body, "ignore_eos": True},
+        headers={"x-paceline-statistics": "1"},
+        timeout=30,
+    ).json()
+    found = answer["paceline"]["statistics"]
+    assert found["pull_ms"] > 0 and found["queue_ms"] >= 0 and found["hit_tokens"] == 0
+    assert found["prefill_ms"] >= 1000 * STEP_S and found["decode_ms"] >= 19 * 1000 * STEP_S * 0.5
+    parts = sum(found[f"{part}_ms"] for part in ("prepare", "queue", "prefill", "decode"))
+    assert parts <= found["total_ms"] < parts + 250
+
+
+def test_tensorrt_llm_11727_the_first_token_has_its_logprobs(
+    split: Split, model: Path, alone: Alone
+) -> None:
+    """https://github.com/NVIDIA/TensorRT-LLM/pull/11727: 4 entries, those of one worker."""
+    token_ids = prompt(70, salt=21)
+    options = {"temperature": 0.0, "max_tokens": 4}
+    body = {"model": model.name, "prompt": token_ids, "logprobs": 3, **options}
+    for stream in (False, True):
+        url = f"{split.cluster.base_url}/v1/completions"
+        answer = httpx.post(url, json={**body, "stream": stream}, timeout=30)
+        if stream:
+            frames = [json.loads(f[6:]) for f in answer.text.split("\n\n") if f[6:7] == "{"]
+            parts = [frame["choices"][0]["logprobs"] for frame in frames]
+            found = {name: [v for p in parts for v in p[name]] for name in parts[0]}
+        else:
+            found = answer.json()["choices"][0]["logprobs"]
+        expected = alone.logprobs(token_ids, num_logprobs=3, **options)
+        assert len(found["token_logprobs"]) == len(expected) == 4
+        for value, top, position in zip(
+            found["token_logprobs"], found["top_logprobs"], expected, strict=True
+        ):
+            assert value == pytest.approx(max(position.logprob, -9999.0), abs=1e-4)
+            assert len(top) == 3
+
+
 def test_a_client_that_leaves_frees_everything(split: Split, model: Path) -> None:
     calls = []
     for i, leave_s in enumerate((0.0, 0.02, 0.1, 0.3)):

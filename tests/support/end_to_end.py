@@ -50,6 +50,11 @@ class Alone:
         choices = range(sampling.get("n", 1))
         return [[i for e in emissions if e.choice == c for i in e.token_ids] for c in choices]
 
+    def logprobs(self, token_ids: list[int], **sampling: Any) -> list[PositionLogprobs]:
+        """Of the output of one choice."""
+        events = self._events(token_ids, SamplingParams(**sampling))
+        return [p for event in events if isinstance(event, Emission) for p in event.logprobs]
+
     def scores(self, token_ids: list[int], num_top: int) -> list[PositionLogprobs]:
         """Of the prompt's tokens from the second on."""
         events = self._events(token_ids, SamplingParams(num_prompt_logprobs=num_top, max_tokens=1))

@@ -36,6 +36,8 @@ class Reply:
     is_endless: bool = False  # never finishes by itself
     logprob: float = -0.5
     logprob_of: Callable[[int], float] | None = None  # by choice
+    prompt_times: common_pb2.PromptTimes | None = None  # with the first token
+    pull_us: int = 0  # with the second
     names_choice: bool = False  # the first token is the choice's digit
     prompt_parts: Sequence[common_pb2.PromptLogprobs] = ()
 
@@ -171,6 +173,8 @@ def _emission(
         token_ids=token_ids,
         num_cached_tokens=reply.num_cached_tokens if position == 0 else 0,
         emitted_unix_us=time.time_ns() // 1000,
+        prompt_times=reply.prompt_times if position == 0 else None,
+        pull_us=reply.pull_us if position == 1 else 0,
     )
     sampling = submission.request.sampling
     if sampling.HasField("num_logprobs"):

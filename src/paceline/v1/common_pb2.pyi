@@ -174,8 +174,16 @@ class PromptLogprobs(_message.Message):
     positions: _containers.RepeatedCompositeFieldContainer[PositionLogprobs]
     def __init__(self, first_position: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[PositionLogprobs, _Mapping]]] = ...) -> None: ...
 
+class PromptTimes(_message.Message):
+    __slots__ = ("queue_us", "prefill_us")
+    QUEUE_US_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_US_FIELD_NUMBER: _ClassVar[int]
+    queue_us: int
+    prefill_us: int
+    def __init__(self, queue_us: _Optional[int] = ..., prefill_us: _Optional[int] = ...) -> None: ...
+
 class Emission(_message.Message):
-    __slots__ = ("slot", "choice", "position", "token_ids", "logprobs", "finish", "num_cached_tokens", "emitted_unix_us", "prompt_logprobs")
+    __slots__ = ("slot", "choice", "position", "token_ids", "logprobs", "finish", "num_cached_tokens", "emitted_unix_us", "prompt_logprobs", "pull_us", "prompt_times")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
@@ -185,6 +193,8 @@ class Emission(_message.Message):
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     EMITTED_UNIX_US_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PULL_US_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TIMES_FIELD_NUMBER: _ClassVar[int]
     slot: int
     choice: int
     position: int
@@ -194,7 +204,9 @@ class Emission(_message.Message):
     num_cached_tokens: int
     emitted_unix_us: int
     prompt_logprobs: PromptLogprobs
-    def __init__(self, slot: _Optional[int] = ..., choice: _Optional[int] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[PositionLogprobs, _Mapping]]] = ..., finish: _Optional[_Union[FinishReason, str]] = ..., num_cached_tokens: _Optional[int] = ..., emitted_unix_us: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ...) -> None: ...
+    pull_us: int
+    prompt_times: PromptTimes
+    def __init__(self, slot: _Optional[int] = ..., choice: _Optional[int] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[PositionLogprobs, _Mapping]]] = ..., finish: _Optional[_Union[FinishReason, str]] = ..., num_cached_tokens: _Optional[int] = ..., emitted_unix_us: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., pull_us: _Optional[int] = ..., prompt_times: _Optional[_Union[PromptTimes, _Mapping]] = ...) -> None: ...
 
 class SlotError(_message.Message):
     __slots__ = ("slot", "error")
