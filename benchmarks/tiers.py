@@ -21,7 +21,7 @@ from benchmarks.common import MEMCPY_BYTES, REPEATS, Memcpy, Options, publish, s
 from benchmarks.pull import GROUP, NUM_PAGES, make_pool, scattered_pages
 from paceline.kernels.pages import sum_pages
 from paceline.kv_transfer.tiers.base import PageBatch, PageName, Tier
-from paceline.kv_transfer.tiers.config import FileTierConfig
+from paceline.kv_transfer.tiers.config import FileTierConfig, PageShape
 from paceline.kv_transfer.tiers.file_medium import WRITE_BYTES
 from paceline.kv_transfer.tiers.host import HostTier
 from paceline.kv_transfer.tiers.segment_format import aligned, new_buffer
@@ -89,7 +89,7 @@ def measure_file(pages: Pages, repeats: int, folder: Path) -> dict[str, float]:
     times: dict[str, list[float]] = {"write": [], "read": [], "file_put": [], "file_pull": []}
 
     def open_stack() -> TierStack:
-        return TierStack([config.make("tier", GROUP, "benchmark")], Nobody())
+        return TierStack([config.make("tier", PageShape(GROUP, "benchmark"))], Nobody())
 
     for turn in range(repeats + 1):
         pages.turn += 1

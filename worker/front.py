@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection
 from paceline.core.errors import ConfigError, PacelineError, Unavailable
 from paceline.core.ids import WorkerId
 from paceline.core.probes import ProbeServer
-from paceline.kv_transfer.tiers.config import load_tiers, make_tiers
+from paceline.kv_transfer.tiers.config import PageShape, load_tiers, make_tiers
 from paceline.kv_transfer.tiers.stack import TierStack
 from paceline.rpc import records
 from paceline.rpc.channel import make_server
@@ -100,8 +100,8 @@ class Front:
         configs, ready = load_tiers(self.config.tiers), rank.ready
         if not configs:
             return
-        shape = (ready.groups[0], ready.layout_digest)
-        tiers = await asyncio.to_thread(make_tiers, configs, *shape)
+        shape = PageShape(ready.groups[0], ready.layout_digest, self.config.worker_id)
+        tiers = await asyncio.to_thread(make_tiers, configs, shape)
         events = TierEvents(asyncio.get_running_loop(), self._record.add)
         self._tiers = await asyncio.to_thread(TierStack, tiers, events)
         self.metrics.registry.register(TierMetrics(tiers))

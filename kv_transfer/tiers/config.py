@@ -7,8 +7,9 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import yaml
@@ -18,12 +19,24 @@ from paceline.core.host_memory import available_bytes
 from paceline.core.kv_layout import PageGroup
 from paceline.kv_transfer.tiers.base import Tier
 
+if TYPE_CHECKING:
+    from paceline.kv_transfer.tiers.medium import SegmentMedium
+
 MAX_FILE_BYTES = 64 << 10
 MAX_TIERS = 8
 SPARE_BYTES = 64 << 20  # of the machine's memory, that no tier gets
 
 Capacity = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
 Name = Annotated[str, msgspec.Meta(pattern="^[a-z0-9_-]{1,32}$")]
+
+
+@dataclass(frozen=True, slots=True)
+class PageShape:
+    """Of all pages that a worker keeps, and whose they are (`owner`: empty if it has no name)."""
+
+    page: PageGroup
+    layout_digest: str
+    owner: str = ""
 
 
 class HostTierConfig(
@@ -35,15 +48,15 @@ class HostTierConfig(
     eviction: Literal["lru", "arc"] = "lru"
     name: Name = "host"
 
-    def make(self, field: str, page: PageGroup, layout_digest: str) -> Tier:
+    def make(self, field: str, shape: PageShape) -> Tier:
         from paceline.kv_transfer.tiers.host import HostTier
 
         available = available_bytes()
         fits = available is None or (self.capacity_mib << 20) <= available - SPARE_BYTES
         reason = f"{(available or 0) >> 20} MiB of memory are available"
         ConfigError.check(f"{field}.capacity_mib", self.capacity_mib, fits, reason)
-        num_places = (self.capacity_mib << 20) // page.page_bytes
-        return HostTier(self.name, page, num_places, self.eviction)
+        num_places = (self.capacity_mib << 20) // shape.page.page_bytes
+        return HostTier(self.name, shape.page, num_places, self.eviction)
 
 
 class FileTierConfig(
@@ -56,17 +69,37 @@ class FileTierConfig(
     segment_mib: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 16  # written at once
     name: Name = "file"
 
-    def make(self, field: str, page: PageGroup, layout_digest: str) -> Tier:
+    def make(self, field: str, shape: PageShape) -> Tier:
         from paceline.kv_transfer.tiers.file_medium import FileMedium
-        from paceline.kv_transfer.tiers.segments import SegmentTier
 
-        capacity_bytes = self.capacity_mib << 20
-        segment_bytes = _segment_bytes(field, self.segment_mib, capacity_bytes, page, layout_digest)
         medium = FileMedium(f"{field}.path", Path(self.path))
-        return SegmentTier(self.name, page, layout_digest, medium, capacity_bytes, segment_bytes)
+        return _segment_tier(field, self, medium, shape)
 
 
-TierConfig = HostTierConfig | FileTierConfig
+class ObjectTierConfig(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="object", tag_field="kind"
+):
+    """A bucket of an S3-compatible store. It survives the worker, by the worker's name."""
+
+    bucket: Annotated[str, msgspec.Meta(min_length=3)]
+    capacity_mib: Capacity
+    prefix: Annotated[str, msgspec.Meta(pattern=r"^[\w.-]+(/[\w.-]+)*$")] = "paceline"
+    endpoint: str = ""  # URL of the store; empty: Amazon's
+    region: str = ""
+    segment_mib: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 32  # an object
+    name: Name = "object"
+
+    def make(self, field: str, shape: PageShape) -> Tier:
+        from paceline.kv_transfer.tiers.object_medium import ObjectMedium
+
+        reason = "needs a worker whose name stays: set its worker_id"
+        ConfigError.check(f"{field}.kind", "object", bool(shape.owner), reason)
+        prefix = f"{self.prefix}/{shape.owner}"
+        medium = ObjectMedium(field, self.bucket, prefix, self.endpoint, self.region)
+        return _segment_tier(field, self, medium, shape)
+
+
+TierConfig = HostTierConfig | FileTierConfig | ObjectTierConfig
 
 
 def load_tiers(path: Path) -> list[TierConfig]:
@@ -91,15 +124,15 @@ def load_tiers(path: Path) -> list[TierConfig]:
     return tiers
 
 
-def make_tiers(configs: Sequence[TierConfig], page: PageGroup, layout_digest: str) -> list[Tier]:
+def make_tiers(configs: Sequence[TierConfig], shape: PageShape) -> list[Tier]:
     """Raises ConfigError for a tier that cannot be had, or holds no page. May take seconds."""
     made: list[Tier] = []
     try:
         for i, config in enumerate(configs):
-            fits = (config.capacity_mib << 20) >= 2 * page.page_bytes
-            reason = f"holds no two pages of {page.page_bytes} bytes"
+            fits = (config.capacity_mib << 20) >= 2 * shape.page.page_bytes
+            reason = f"holds no two pages of {shape.page.page_bytes} bytes"
             ConfigError.check(f"tiers[{i}].capacity_mib", config.capacity_mib, fits, reason)
-            made.append(config.make(f"tiers[{i}]", page, layout_digest))
+            made.append(config.make(f"tiers[{i}]", shape))
     except BaseException:
         for tier in made:
             tier.close()
@@ -107,16 +140,26 @@ def make_tiers(configs: Sequence[TierConfig], page: PageGroup, layout_digest: st
     return made
 
 
-def _segment_bytes(
-    field: str, segment_mib: int, capacity_bytes: int, page: PageGroup, layout_digest: str
-) -> int:
-    """As it is set, but no more than an eighth of the capacity where that holds a page."""
+def _segment_tier(
+    field: str,
+    config: FileTierConfig | ObjectTierConfig,
+    medium: "SegmentMedium",
+    shape: PageShape,
+) -> Tier:
+    """Its segments are as long as set, but no longer than an eighth of the capacity where that
+    holds a page."""
     from paceline.kv_transfer.tiers.segment_format import SegmentForm
+    from paceline.kv_transfer.tiers.segments import SegmentTier
 
-    least = SegmentForm(layout_digest, page.page_bytes, page.num_heads).num_bytes(1)
+    page, capacity_bytes = shape.page, config.capacity_mib << 20
+    least = SegmentForm(shape.layout_digest, page.page_bytes, page.num_heads).num_bytes(1)
+    most = config.segment_mib << 20
     reason = f"holds no page of {page.page_bytes} bytes"
-    ConfigError.check(f"{field}.segment_mib", segment_mib, least <= segment_mib << 20, reason)
-    return max(least, min(segment_mib << 20, capacity_bytes // 8))
+    ConfigError.check(f"{field}.segment_mib", config.segment_mib, least <= most, reason)
+    segment_bytes = max(least, min(most, capacity_bytes // 8))
+    return SegmentTier(
+        config.name, page, shape.layout_digest, medium, capacity_bytes, segment_bytes
+    )
 
 
 def _tier_of(field: str, item: Any) -> TierConfig:

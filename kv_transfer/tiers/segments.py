@@ -9,6 +9,7 @@ import errno
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import structlog
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from paceline.core.kv_layout import PageGroup
 from paceline.kernels.pages import copy_pages
-from paceline.kv_transfer.base import LocalPool
+from paceline.kv_transfer.base import CellSums, LocalPool
 from paceline.kv_transfer.link_statistics import LinkStatistics
 from paceline.kv_transfer.tiers.base import (
     PageBatch,
@@ -38,6 +39,7 @@ from paceline.kv_transfer.tiers.segment_format import (
 from paceline.kv_transfer.tiers.segment_reader import SegmentLink, SegmentReader
 from paceline.kv_transfer.tiers.segment_writer import SegmentWriter
 
+TAIL_BYTES = 64 << 10  # in which most indices lie: one read
 FLUSH_AFTER_S = 2.0  # pages wait so long in memory for others to be written with
 
 _log = structlog.get_logger("paceline.tiers")
@@ -223,28 +225,47 @@ class SegmentTier:
         except OSError as error:
             self._failed("cannot be listed", error)
             return
-        for number, num_bytes in sorted(sizes.items()):
-            try:
-                self._load_one(number, num_bytes)
-            except (OSError, BadSegment, ValueError) as error:
-                _log.warning("not a segment", tier=self.name, number=number, error=str(error))
-                self._delete(number)
+        with ThreadPoolExecutor(self._medium.num_readers) as threads:
+            found = list(threads.map(self._load_one, sizes, sizes.values()))
+        for segment in sorted((s for s in found if s is not None), key=lambda s: s.number):
+            self._take_over(segment)
         while self._books.num_bytes > self._capacity_bytes and self._give_up_one():
             pass
 
-    def _load_one(self, number: int, num_bytes: int) -> None:
+    def _load_one(self, number: int, num_bytes: int) -> Segment | None:
+        """None: it was no segment of ours, and is deleted. One that cannot be read counts, without
+        pages, until its turn to go."""
+        try:
+            names, sums = self._read_index(number, num_bytes)
+        except OSError as error:
+            self._failed("cannot be read", error)
+            names, sums = [], np.empty((0, self._form.num_heads), np.uint64)
+        except BadSegment as error:
+            _log.warning("not a segment", tier=self.name, number=number, error=str(error))
+            self._delete(number)
+            return None
+        return Segment(number, sums, names, num_bytes=num_bytes)
+
+    def _read_index(self, number: int, num_bytes: int) -> tuple[list[PageName], CellSums]:
         if num_bytes % ALIGNMENT or not num_bytes:
             raise BadSegment("its size is not that of a segment")
-        tail = new_buffer(ALIGNMENT)
-        self._medium.read_into(number, num_bytes - ALIGNMENT, tail)
+        tail = new_buffer(min(num_bytes, TAIL_BYTES))
+        tail_start = num_bytes - len(tail)
+        self._medium.read_into(number, tail_start, tail)
         start, length = self._form.index_place(bytes(tail), num_bytes)
-        raw = new_buffer(aligned(length))
-        self._medium.read_into(number, start, raw)
-        names, sums = self._form.read_index(bytes(raw[:length]), bytes(tail))
-        segment = Segment(number, sums, names, num_bytes=num_bytes)
+        if start >= tail_start:
+            raw = tail[start - tail_start :][:length]
+        else:
+            whole = new_buffer(aligned(length))
+            self._medium.read_into(number, start, whole)
+            raw = whole[:length]
+        return self._form.read_index(bytes(raw), bytes(tail))
+
+    def _take_over(self, segment: Segment) -> None:
         with self._lock:
             self._books.add(segment)
-            named = [names[i] for i in range(len(names)) if self._books.name_page(segment, i)]
+            places = range(len(segment.names))
+            named = [segment.names[i] for i in places if self._books.name_page(segment, i)]
             self.figures.num_pages += len(named)
         if named and self._listener is not None:
             self._listener.stored(self.name, named)

@@ -14,6 +14,7 @@ from paceline.kv_transfer.base import LocalPool
 from paceline.kv_transfer.tiers.base import PageBatch, PageName, Tier
 from paceline.kv_transfer.tiers.file_medium import FileMedium
 from paceline.kv_transfer.tiers.host import HostTier
+from paceline.kv_transfer.tiers.medium import SegmentMedium
 from paceline.kv_transfer.tiers.segment_books import MAX_PLACES, PLACE_BITS
 from paceline.kv_transfer.tiers.segment_format import SegmentForm
 from paceline.kv_transfer.tiers.segment_writer import NUM_BUFFERS
@@ -62,12 +63,15 @@ def _host(eviction: str) -> TierKind:
 def make_file_tier(
     folder: Path, num_pages: int = NUM_PLACES, segment_pages: int = 1
 ) -> SegmentTier:
+    return make_segment_tier(FileMedium("path", folder), num_pages, segment_pages)
+
+
+def make_segment_tier(medium: SegmentMedium, num_pages: int, segment_pages: int) -> SegmentTier:
     """Segments of `segment_pages` pages; each takes a block of 4 KiB more for its index."""
     form = SegmentForm(LAYOUT, SMALL.page_bytes, SMALL.num_heads)
     size = form.num_bytes(segment_pages)
     capacity = num_pages // segment_pages * size
-    medium = FileMedium("path", folder)
-    return SegmentTier("file", SMALL, LAYOUT, medium, capacity, size, flush_after_s=0.01)
+    return SegmentTier("segments", SMALL, LAYOUT, medium, capacity, size, flush_after_s=0.01)
 
 
 def file_of(folder: Path, tier: SegmentTier, name: PageName) -> tuple[Path, int]:
@@ -126,12 +130,12 @@ class Bench:
         """Returns the rows that were wrong. Waits for room, so that a slow disk drops nothing."""
         return self.tiers[0].put(self.batch(numbers, group), wait_s=5).tolist()
 
-    def pull(self, *numbers: int, group: int = 0) -> list[int]:
+    def pull(self, *numbers: int, group: int = 0, timeout_s: float = 5) -> list[int]:
         """The numbers that came, after a look at their bytes."""
         names = [page_name(n, group) for n in numbers]
         destinations = np.arange(len(names), dtype=np.int64)
         pages_of(self.pool)[:] = 0xFF
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + timeout_s
         came = self.stack.pull(names, self.pool, destinations, deadline, threading.Event())
         for row, sums in came.items():
             expected = pages_of(self.source)[numbers[row] % 64]

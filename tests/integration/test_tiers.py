@@ -10,6 +10,7 @@ import redis
 
 from tests.support.fake_router import Attachment, make_request, run_split
 from tests.support.mock_model import write_mock_model
+from tests.support.object_store import BUCKET, CREDENTIALS, object_store
 from tests.support.redis_server import redis_server
 from tests.support.worker_pair import FAST, is_free
 from tests.support.workers import WorkerProcess, start_worker, wait_for
@@ -157,3 +158,20 @@ async def test_pages_of_one_prompt_come_from_two_tiers(tmp_path: Path) -> None:
         for tier in ("host", "file"):
             assert worker.metric(f'paceline_tier_hits_total{{tier="{tier}"}}') > 0
         assert worker.metric("paceline_tier_errors_total") == 0
+
+
+@pytest.mark.slow
+async def test_objects_outlive_the_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    with object_store(tmp_path) as store:
+        tiers = (
+            f"- {{kind: object, bucket: {BUCKET}, endpoint: '{store.endpoint}', capacity_mib: 16}}"
+        )
+        named = {"worker_id": "decode-0"}
+        with worker_of("decode", tmp_path, tiers, **named) as worker:
+            output, _ = await visit(worker, prompt(1))
+            await_stored(worker, NUM_BLOCKS, "object")
+        with worker_of("decode", tmp_path, tiers, **named) as worker:
+            assert await visit(worker, prompt(1)) == (output, NUM_BLOCKS * 16)
+            assert worker.metric("paceline_tier_errors_total") == 0

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import ConfigError
-from paceline.kv_transfer.tiers.config import HostTierConfig, load_tiers, make_tiers
+from paceline.kv_transfer.tiers.config import HostTierConfig, PageShape, load_tiers, make_tiers
 from tests.contract.pools import SMALL
 
+SHAPE = PageShape(SMALL, "layout")
 GOOD = "- kind: host\n  capacity_mib: 64\n  eviction: arc\n"
 
 
@@ -58,4 +59,4 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_a_tier_that_cannot_be_had_is_named() -> None:
     with pytest.raises(ConfigError, match=r"tiers\[1\]\.capacity_mib=1073741824: .* available"):
-        make_tiers([HostTierConfig(1), HostTierConfig(1 << 30, name="huge")], SMALL, "layout")
+        make_tiers([HostTierConfig(1), HostTierConfig(1 << 30, name="huge")], SHAPE)

@@ -15,7 +15,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from paceline.core.errors import ConfigError
-from paceline.kv_transfer.tiers.config import FileTierConfig, make_tiers
+from paceline.kv_transfer.tiers.config import FileTierConfig, PageShape, make_tiers
 from paceline.kv_transfer.tiers.medium import SegmentMedium
 from paceline.kv_transfer.tiers.segment_format import SegmentForm
 from paceline.kv_transfer.tiers.segments import SegmentTier
@@ -133,7 +133,7 @@ def test_a_folder_that_cannot_be_had_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     wanted = FileTierConfig(str(tmp_path / "file"), capacity_mib=1)
     with pytest.raises(ConfigError, match=r"tiers\[0\]\.path=.*cannot be used: Not a directory"):
-        make_tiers([wanted], SMALL, LAYOUT)
+        make_tiers([wanted], PageShape(SMALL, LAYOUT))
 
 
 def test_a_store_that_does_not_take_pages_costs_them_and_no_more() -> None:

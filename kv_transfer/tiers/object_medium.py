@@ -1,0 +1,119 @@
+"""A bucket of an S3-compatible object store, through boto3 (the extra `s3`).
+
+Credentials come from where the SDK looks for them: environment, files, the machine's role. The
+SDK's own checksums are off where they are optional: pages and indices have theirs.
+"""
+
+import contextlib
+import errno
+import io
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from paceline.core.errors import ConfigError
+
+CONNECT_TIMEOUT_S = 2.0
+READ_TIMEOUT_S = 10.0  # of silence
+MAX_ATTEMPTS = 2
+_NUMBER = re.compile("[0-9a-f]{16}")
+_REFUSED = (301, 400, 403, 404)  # what no later attempt would change
+
+
+class ObjectMedium:
+    """Objects under `prefix`, which no other process may use."""
+
+    num_readers = 8
+
+    def __init__(self, field: str, bucket: str, prefix: str, endpoint: str, region: str) -> None:
+        """Raises ConfigError, naming `field`, when there is no such bucket, or none for us."""
+        self._client = _new_client(field, endpoint, region)
+        self._bucket = bucket
+        self._prefix = prefix
+        try:
+            self._client.head_bucket(Bucket=bucket)
+        except Exception as error:
+            status = _status(error)
+            reason = f"cannot be used: the store answers {status}"
+            ConfigError.check(f"{field}.bucket", bucket, status not in _REFUSED, reason)
+
+    def sizes(self) -> dict[int, int]:
+        pages = self._client.get_paginator("list_objects_v2")
+        found: dict[int, int] = {}
+        with _os_errors():
+            for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix + "/"):
+                for item in page.get("Contents", ()):
+                    name = item["Key"].removeprefix(self._prefix + "/")
+                    if _NUMBER.fullmatch(name):
+                        found[int(name, 16)] = item["Size"]
+        return found
+
+    def write(self, number: int, data: memoryview) -> None:
+        with _os_errors():
+            self._client.put_object(**self._object(number), Body=io.BytesIO(data))
+
+    def read_into(self, number: int, offset: int, buffer: memoryview) -> None:
+        wanted = f"bytes={offset}-{offset + len(buffer) - 1}"
+        with _os_errors():
+            body = self._client.get_object(**self._object(number), Range=wanted)["Body"]
+            with contextlib.closing(body):
+                num_read = 0
+                while num_read < len(buffer) and (count := body.readinto(buffer[num_read:])):
+                    num_read += count
+        if num_read < len(buffer):
+            raise OSError(errno.EIO, "the object is shorter than it was")
+
+    def delete(self, number: int) -> None:
+        with _os_errors():
+            self._client.delete_object(**self._object(number))
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _object(self, number: int) -> dict[str, str]:
+        return {"Bucket": self._bucket, "Key": f"{self._prefix}/{number:016x}"}
+
+
+def _new_client(field: str, endpoint: str, region: str) -> Any:
+    try:
+        import boto3
+        from botocore.config import Config
+    except ImportError:
+        reason = "needs the extra `s3`: pip install 'paceline[s3]'"
+        raise ConfigError(f"{field}.kind", "object", reason) from None
+    config = Config(
+        connect_timeout=CONNECT_TIMEOUT_S,
+        read_timeout=READ_TIMEOUT_S,
+        retries={"total_max_attempts": MAX_ATTEMPTS, "mode": "standard"},
+        max_pool_connections=ObjectMedium.num_readers + 2,
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        s3={"addressing_style": "path"} if endpoint else None,
+    )
+    try:
+        return boto3.client(
+            "s3", endpoint_url=endpoint or None, region_name=region or None, config=config
+        )
+    except ValueError:
+        raise ConfigError(f"{field}.endpoint", endpoint, "must be a URL") from None
+
+
+def _status(error: Exception) -> int:
+    """Of the store's answer; 0 if there was none."""
+    answer = getattr(error, "response", None) or {}
+    status: int = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    return status
+
+
+@contextlib.contextmanager
+def _os_errors() -> Iterator[None]:
+    """What the SDK raises, as the OSError that a medium may raise."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        yield
+    except (BotoCoreError, ClientError) as error:
+        status = _status(error)
+        code = errno.ENOENT if status == 404 else errno.EIO
+        reason = f"the store answers {status}" if status else type(error).__name__
+        raise OSError(code, reason) from None
