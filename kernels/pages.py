@@ -1,16 +1,22 @@
 """Copies pages of KV from one pool to another and sums what it copied, in one pass.
 
-Compiled code where it was built (one loop: load, sum, store; the GIL is released), else numpy.
-The sums are those of kernels/checksum.py.
+Compiled code where it was built (one loop: load, sum, store; the GIL is released), else numpy;
+on a CUDA device Triton's kernel, else torch. The sums are those of kernels/checksum.py.
 """
 
+from __future__ import annotations
+
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.kv_layout import PageGroup
-from paceline.kernels.checksum import sum_pages_reference, used_bytes
+from paceline.core.kv_layout import WORD_BYTES, PageGroup
+from paceline.kernels.checksum import sum_pages_reference, sum_pages_torch, used_bytes
+
+if TYPE_CHECKING:  # a process that only copies pages never loads torch
+    import torch
 
 _native: ModuleType | None
 try:
@@ -59,6 +65,48 @@ def sum_pages(
     sums = np.empty((len(ids), group.num_heads), dtype=np.uint64)
     _native.sum_pages(memory, ids, *_sizes(group, num_bytes), sums)
     return sums
+
+
+def copy_pages_on_device(
+    destination: torch.Tensor,
+    source: torch.Tensor,
+    ids: torch.Tensor,
+    sums: torch.Tensor,
+    group: PageGroup,
+    num_tokens: int | None = None,
+) -> None:
+    """As copy_pages_torch, by the fastest code for the device, on its current stream."""
+    from paceline.kernels import backend
+
+    if not backend.uses_triton(destination):
+        copy_pages_torch(destination, source, ids, sums, group, num_tokens)
+        return
+    from paceline.kernels.gpu import pages
+
+    pages.copy_pages(destination, source, ids, sums, group, num_tokens)
+
+
+def copy_pages_torch(
+    destination: torch.Tensor,
+    source: torch.Tensor,
+    ids: torch.Tensor,
+    sums: torch.Tensor,
+    group: PageGroup,
+    num_tokens: int | None = None,
+) -> None:
+    """Copies between pools on one device and sums what arrived, as `copy_pages` does.
+
+    Pools are int64 words [pages, page_bytes / 8]. `ids`: destination pages, then as many source
+    pages; int64, of pages that exist: nothing checks them. `sums`: int64 [pages, heads], filled
+    with the bits of the unsigned sums.
+    """
+    num_words = used_bytes(group, num_tokens) // WORD_BYTES
+    to_pages, source_pages = ids.view(2, -1)
+    cells = (-1, group.page_bytes // group.cell_bytes, group.cell_bytes // WORD_BYTES)
+    used = source.view(cells)[source_pages, :, :num_words]
+    destination.view(cells)[to_pages, :, :num_words] = used
+    pool = destination.view(-1, group.num_layers, group.num_planes, group.num_heads, *cells[2:])
+    sums.copy_(sum_pages_torch(pool.unsqueeze(-1), to_pages, group, num_tokens))
 
 
 def _copy_with_numpy(

@@ -20,6 +20,14 @@ _BLOCK_H, _BLOCK_W = 4, 512
 
 
 @triton.jit
+def add_products(b_sum, b_x, b_key):
+    """To uint64 sums: of each word of `b_x` and its two keys, the product of the keyed halves."""
+    b_low = b_x.to(tl.uint32) + b_key.to(tl.uint32)
+    b_high = (b_x >> 32).to(tl.uint32) + (b_key >> 32).to(tl.uint32)
+    return b_sum + b_low.to(tl.uint64) * b_high.to(tl.uint64)
+
+
+@triton.jit
 def _checksum_kernel(
     words,
     pages,
@@ -41,8 +49,7 @@ def _checksum_kernel(
     o_h = tl.program_id(2) * BLOCK_H + tl.arange(0, BLOCK_H)
     m_h = o_h < num_heads
     p_page = words + tl.load(pages + i_page) * page_words
-    low = 0xFFFFFFFF
-    b_sum = tl.zeros([BLOCK_H, BLOCK_W], tl.int64)
+    b_sum = tl.zeros([BLOCK_H, BLOCK_W], tl.uint64)
     for run in range(first_run, tl.minimum(first_run + RUNS, num_runs)):
         p_cells = p_page + (run * num_heads + o_h.to(tl.int64)) * cell_words
         for w in range(0, num_words, BLOCK_W):
@@ -50,14 +57,13 @@ def _checksum_kernel(
             m_w = m_h[:, None] & (o_w < num_words)[None, :]
             b_x = tl.load(p_cells[:, None] + o_w[None, :], mask=m_w, other=0)
             b_key = tl.load(keys + (o_w + run * PAIRS_PER_RUN) % NUM_PAIRS)[None, :]
-            b_low = ((b_x & low) + (b_key & low)) & low
-            b_high = ((b_x >> 32) + (b_key >> 32)) & low
-            b_sum += tl.where(m_w, b_low * b_high, 0)
-    tl.atomic_add(sums + i_page * num_heads + o_h, tl.sum(b_sum, axis=1), mask=m_h, sem="relaxed")
+            b_sum = tl.where(m_w, add_products(b_sum, b_x, b_key), b_sum)
+    b_total = tl.sum(b_sum, axis=1).to(tl.int64)
+    tl.atomic_add(sums + i_page * num_heads + o_h, b_total, mask=m_h, sem="relaxed")
 
 
 @functools.cache
-def _key_pairs(device: torch.device) -> torch.Tensor:
+def key_pairs(device: torch.device) -> torch.Tensor:
     """[NUM_KEYS / 2] int64: two keys each, the first in the low half."""
     return torch.from_numpy(key_table().view(np.int64).copy()).to(device)
 
@@ -74,7 +80,7 @@ def sum_pages(
     block_h = min(_BLOCK_H, power_of_two(group.num_heads, 1))
     runs, heads = triton.cdiv(group.num_runs, _RUNS), triton.cdiv(group.num_heads, block_h)
     _checksum_kernel[(len(pages), runs, heads)](
-        *(words, pages, _key_pairs(pool.device), sums),
+        *(words, pages, key_pairs(pool.device), sums),
         *(group.num_runs, group.num_heads, num_bytes // WORD_BYTES),
         *(group.cell_bytes // WORD_BYTES, words.stride(0)),
         NUM_PAIRS=NUM_KEYS // 2,
