@@ -106,7 +106,7 @@ def check_model(model: Path) -> None:
 
 
 def check_transport(transport: str) -> None:
-    between = registry.names_of((registry.AUTO,))  # processes
+    between = registry.between_processes()
     known = ", ".join((registry.AUTO, *between))
     for name in transport.split(","):
         is_known = name in (registry.AUTO, *between)

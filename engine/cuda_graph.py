@@ -79,9 +79,19 @@ class DecodeGraphs:
                 self.model.forward(batch, self.pools)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with no_garbage_collection(), torch.cuda.graph(graph):
+        # Other threads may call CUDA meanwhile, as those that copy KV do.
+        capture = torch.cuda.graph(
+            graph, stream=_same_priority(), capture_error_mode="thread_local"
+        )
+        with no_garbage_collection(), capture:
             logits = self.model.forward(batch, self.pools)
         return Captured(graph, batch, logits)
+
+
+def _same_priority() -> torch.cuda.Stream:
+    """A stream to capture on: its priority becomes that of the graph."""
+    priority = torch.cuda.current_stream().priority
+    return torch.cuda.Stream(priority=priority)  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager

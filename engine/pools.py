@@ -29,8 +29,13 @@ def allocate_pools(layout: KVLayout, num_pages: int, device: str) -> tuple[torch
 def view_pool(memory: memoryview, group: PageGroup) -> torch.Tensor:
     """A pool over memory that is shared with others; as many pages as it holds."""
     num_pages = len(memory) // group.page_bytes
-    flat = torch.frombuffer(memory, dtype=torch.uint8, count=num_pages * group.page_bytes)
-    return flat.view(getattr(torch, group.dtype)).view(num_pages, *group.shape)
+    count = num_pages * group.page_bytes
+    return view_bytes(torch.frombuffer(memory, dtype=torch.uint8, count=count), group)
+
+
+def view_bytes(values: torch.Tensor, group: PageGroup) -> torch.Tensor:
+    """A pool over uint8 [whole pages], on any device."""
+    return values.view(getattr(torch, group.dtype)).view(-1, *group.shape)
 
 
 def pool_memory(pool: torch.Tensor) -> memoryview:

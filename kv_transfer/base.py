@@ -22,13 +22,18 @@ Authority: `read` returns checksums over the bytes as they lie in the destinatio
 compare them: `kv_transfer.pull` does, against what the pin promised.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.core.errors import ConfigError
 from paceline.core.kv_layout import PageGroup
+
+if TYPE_CHECKING:  # a process that has no pool on a device never loads torch
+    import torch
 
 PageIds = NDArray[np.int64]
 CellSums = NDArray[np.uint64]  # [pages, heads]
@@ -90,12 +95,42 @@ class Reader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LocalPool:
-    """The pool on this side: `fd` is a memfd when other processes may map it, else -1."""
+    """The pool on this side, in host memory: `fd` is a memfd when other processes may map it,
+    else -1."""
 
     memory: memoryview  # writable bytes, page 0 first
     group: PageGroup
     num_pages: int
     fd: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePool:
+    """The pool on this side, on a CUDA device: `fd` exports its memory to other processes, or is
+    -1. `is_busy` tells whether a batch is computed there, which copies shall not hold up."""
+
+    memory: "torch.Tensor"  # uint8 [bytes], page 0 first
+    group: PageGroup
+    num_pages: int
+    fd: int = -1
+    is_busy: Callable[[], bool] = lambda: False
+
+
+Pool = LocalPool | DevicePool
+
+
+def host_pool(pool: Pool, transport: str) -> LocalPool:
+    """Raises ConfigError for a pool that is elsewhere."""
+    if not isinstance(pool, LocalPool):
+        raise ConfigError("transport", transport, "needs a pool in host memory")
+    return pool
+
+
+def device_pool(pool: Pool, transport: str) -> DevicePool:
+    """Raises ConfigError for a pool that is elsewhere."""
+    if not isinstance(pool, DevicePool):
+        raise ConfigError("transport", transport, "needs a pool on a CUDA device")
+    return pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +146,13 @@ class TransportSettings:
 class Transport(Protocol):
     """What a transport's module offers the registry."""
 
-    def make_source(self, pool: LocalPool, settings: TransportSettings) -> Source:
+    def make_source(self, pool: Pool, settings: TransportSettings) -> Source:
         """Raises ConfigError when this pool cannot be exported this way."""
         ...
 
-    def make_reader(self, pool: LocalPool, settings: TransportSettings) -> Reader: ...
+    def make_reader(self, pool: Pool, settings: TransportSettings) -> Reader:
+        """Raises ConfigError when nothing can be read into this pool this way."""
+        ...
 
     def why_unreachable(self, address: bytes) -> str:
         """Why a reader in this process cannot use `address`; empty when it can. Does not wait."""

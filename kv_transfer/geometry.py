@@ -7,7 +7,7 @@ import numpy as np
 
 from paceline.core.errors import IncompatiblePeer, KvUnavailable
 from paceline.core.kv_layout import PAGE_TOKENS
-from paceline.kv_transfer.base import LocalPool, PageIds
+from paceline.kv_transfer.base import PageIds, Pool
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -25,7 +25,7 @@ class Geometry(msgspec.Struct, frozen=True, array_like=True):
     page_tokens: int
 
 
-def geometry_of(pool: LocalPool) -> Geometry:
+def geometry_of(pool: Pool) -> Geometry:
     group = pool.group
     return Geometry(
         num_pages=pool.num_pages,

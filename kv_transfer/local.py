@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from paceline.core.errors import PeerGone
 from paceline.kernels.pages import copy_pages
-from paceline.kv_transfer.base import CellSums, LocalPool, Piece, TransportSettings
+from paceline.kv_transfer.base import CellSums, LocalPool, Piece, Pool, TransportSettings, host_pool
 from paceline.kv_transfer.geometry import check_geometry, check_source_pages, geometry_of
 
 _sources: dict[bytes, "LocalSource"] = {}  # started and not closed, by address
@@ -75,12 +75,12 @@ class LocalReader:
         return LocalLink(address, source.pool, self.pool)
 
 
-def make_source(pool: LocalPool, settings: TransportSettings) -> LocalSource:
-    return LocalSource(pool)
+def make_source(pool: Pool, settings: TransportSettings) -> LocalSource:
+    return LocalSource(host_pool(pool, "local"))
 
 
-def make_reader(pool: LocalPool, settings: TransportSettings) -> LocalReader:
-    return LocalReader(pool)
+def make_reader(pool: Pool, settings: TransportSettings) -> LocalReader:
+    return LocalReader(host_pool(pool, "local"))
 
 
 def why_unreachable(address: bytes) -> str:

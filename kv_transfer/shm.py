@@ -1,44 +1,31 @@
 """Transport `shm`: processes of one host and one user share the pool's memory.
 
-The source hands its pool's descriptor, opened for reading, over a unix socket and then says
-nothing more: the connection stays open as a sign of life that the kernel ends with the process.
-The socket is abstract, so a killed source leaves no file; the kernel tells who asks, and only the
-source's own user is answered. The reader maps the pool and copies by itself: a source that is
-merely stopped does not hold it up.
+The reader maps the pool, whose descriptor it gets opened for reading, and copies by itself: a
+source that is merely stopped does not hold it up.
 
 Only a memfd that cannot shrink is mapped; otherwise a source could kill its readers by SIGBUS.
 """
 
-import socket
+import os
 
-from paceline.core.errors import IncompatiblePeer
-from paceline.kv_transfer.base import LocalPool, TransportSettings
-from paceline.kv_transfer.geometry import decode_peer
-from paceline.kv_transfer.host import host_identity
+from paceline.core.errors import ConfigError
+from paceline.kv_transfer.base import Pool, TransportSettings, host_pool
+from paceline.kv_transfer.descriptor_reader import why_unreachable
+from paceline.kv_transfer.descriptor_source import DescriptorSource
+from paceline.kv_transfer.pool_memory import has_fixed_size
 from paceline.kv_transfer.shm_reader import ShmReader
-from paceline.kv_transfer.shm_source import ShmSource
-from paceline.kv_transfer.shm_wire import ShmAddress
+
+__all__ = ["make_reader", "make_source", "why_unreachable"]
 
 
-def make_source(pool: LocalPool, settings: TransportSettings) -> ShmSource:
-    return ShmSource(pool, settings.incarnation)
+def make_source(pool: Pool, settings: TransportSettings) -> DescriptorSource:
+    fd = host_pool(pool, "shm").fd
+    if fd < 0 or not has_fixed_size(fd):
+        raise ConfigError("transport", "shm", "needs a pool in a memfd of sealed size")
+    read_only = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    num_bytes = os.fstat(fd).st_size
+    return DescriptorSource("shm", pool, settings.incarnation, read_only, num_bytes)
 
 
-def make_reader(pool: LocalPool, settings: TransportSettings) -> ShmReader:
-    return ShmReader(pool)
-
-
-def why_unreachable(address: bytes) -> str:
-    try:
-        peer = decode_peer(address, ShmAddress, "address")
-    except IncompatiblePeer as error:
-        return error.message
-    if peer.host != host_identity():
-        return "the source is on another host or in another network namespace"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(peer.socket_name)
-        except OSError as error:
-            return f"its socket does not answer: {error.strerror}"
-    return ""
+def make_reader(pool: Pool, settings: TransportSettings) -> ShmReader:
+    return ShmReader(host_pool(pool, "shm"))

@@ -5,19 +5,19 @@ Readers show that they know the deployment's secret; the bytes themselves are no
 """
 
 from paceline.core.errors import IncompatiblePeer
-from paceline.kv_transfer.base import LocalPool, TransportSettings
+from paceline.kv_transfer.base import Pool, TransportSettings, host_pool
 from paceline.kv_transfer.geometry import decode_peer
 from paceline.kv_transfer.tcp_reader import TcpReader
 from paceline.kv_transfer.tcp_source import TcpSource
 from paceline.kv_transfer.tcp_wire import TcpAddress
 
 
-def make_source(pool: LocalPool, settings: TransportSettings) -> TcpSource:
-    return TcpSource(pool, settings)
+def make_source(pool: Pool, settings: TransportSettings) -> TcpSource:
+    return TcpSource(host_pool(pool, "tcp"), settings)
 
 
-def make_reader(pool: LocalPool, settings: TransportSettings) -> TcpReader:
-    return TcpReader(pool, settings)
+def make_reader(pool: Pool, settings: TransportSettings) -> TcpReader:
+    return TcpReader(host_pool(pool, "tcp"), settings)
 
 
 def why_unreachable(address: bytes) -> str:

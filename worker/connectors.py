@@ -1,37 +1,47 @@
 """The transports of one incarnation: what exports its pool, and how links to peers are made."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
 
 from paceline.core.errors import IncompatiblePeer, PacelineError, PeerGone
+from paceline.core.kv_layout import PageGroup
 from paceline.kv_transfer import registry
-from paceline.kv_transfer.base import Link, LocalPool, Source, TransportSettings
+from paceline.kv_transfer.base import Link, LocalPool, Reader, Source, TransportSettings
 from paceline.v1 import kv_pb2
 from paceline.worker.config import WorkerConfig
 from paceline.worker.rank_process import RankProcess
+from paceline.worker.rank_reader import RankReader
 
 _log = structlog.get_logger("paceline.worker")
 
+Addresses = list[tuple[str, bytes]]  # of sources, by transport
+MakeReader = Callable[[str], Reader]
+
 
 class Connectors:
-    """Sources that run, and readers into the same pool. `connect` and `close` block."""
+    """Where sources of this pool answer, and readers into it. `connect` and `close` block.
+
+    `names`: transports to read with, best first; `sources`: those that are closed with this.
+    """
 
     def __init__(
         self,
-        transports: Sequence[str],
-        pool: LocalPool | None,
-        settings: TransportSettings,
-        sources: Sequence[Source],
+        names: Sequence[str],
+        group: PageGroup,
+        make_reader: MakeReader,
+        addresses: Addresses,
+        sources: Sequence[Source] = (),
     ) -> None:
-        self.pool = pool
-        self._transports = transports
-        self._settings = settings
+        self.group = group
+        self._names = names
+        self._make_reader = make_reader
+        self._addresses = addresses
         self._sources = sources
 
-    def addresses(self) -> list[tuple[str, bytes]]:
-        return [(source.transport, source.address()) for source in self._sources]
+    def addresses(self) -> Addresses:
+        return self._addresses
 
     def connect(self, description: kv_pb2.DescribeResponse, timeout_s: float) -> Link:
         """By the first of our transports that reaches this peer, within `timeout_s` in all.
@@ -39,17 +49,15 @@ class Connectors:
         Raises, with a reason for each, PeerGone if one of them might have reached it, else
         IncompatiblePeer.
         """
-        if self.pool is None:
-            raise IncompatiblePeer("pools on a device are not read yet", field="transport")
         deadline = time.monotonic() + timeout_s
         offered = {item.name: item.address for item in description.transports}
         reasons: list[str] = []
         kind: type[PacelineError] = IncompatiblePeer
-        for name in registry.names_of(self._transports):
+        for name in self._names:
             reason = registry.why_not(name, offered)
             if not reason:
                 try:
-                    reader = registry.make_reader(name, self.pool, self._settings)
+                    reader = self._make_reader(name)
                     return reader.connect(offered[name], max(0.1, deadline - time.monotonic()))
                 except (PeerGone, IncompatiblePeer) as error:
                     reason = error.message
@@ -65,19 +73,33 @@ class Connectors:
 
 
 def make_connectors(config: WorkerConfig, rank: RankProcess) -> Connectors:
-    """Starts the sources. Raises ConfigError for a transport that cannot be had."""
-    settings = TransportSettings(
-        incarnation=rank.incarnation,
-        host=config.host,
-        advertised_host=config.advertise_host,
-        secret=config.secret.encode(),
+    """Starts the sources, unless the rank has. Raises ConfigError for a transport that cannot be
+    had."""
+    ready, pool = rank.ready, rank.local_pool()
+    names = registry.names_of(config.transports, on_device=pool is None)
+    if pool is not None:
+        settings = TransportSettings(
+            incarnation=rank.incarnation,
+            host=config.host,
+            advertised_host=config.advertise_host,
+            secret=config.secret.encode(),
+        )
+        return host_connectors(names, pool, settings)
+    return Connectors(
+        names,
+        ready.groups[0],
+        lambda name: RankReader(name, rank.link_calls, ready.groups[0], ready.num_pages),
+        list(ready.addresses),
     )
-    names = registry.names_of(config.transports)
+
+
+def host_connectors(
+    names: Sequence[str], pool: LocalPool, settings: TransportSettings
+) -> Connectors:
+    """Over a pool that this process maps."""
     sources: list[Source] = []
-    pool = rank.local_pool()
     try:
-        for name in names if pool is not None else ():
-            assert pool is not None
+        for name in names:
             source = registry.make_source(name, pool, settings)
             source.start()
             sources.append(source)
@@ -85,4 +107,10 @@ def make_connectors(config: WorkerConfig, rank: RankProcess) -> Connectors:
         for source in sources:
             source.close()
         raise
-    return Connectors(config.transports, pool, settings, sources)
+    return Connectors(
+        names,
+        pool.group,
+        lambda name: registry.make_reader(name, pool, settings),
+        [(source.transport, source.address()) for source in sources],
+        sources,
+    )

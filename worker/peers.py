@@ -179,8 +179,7 @@ class PeerDirectory:
         config = self._config
         beats = LeaseBeats(endpoint, reader, self._secret, config.beat_s, config.silence_s)
         beats.start()
-        assert self._connectors.pool is not None
-        statistics = LinkStatistics(self._connectors.pool.group)
+        statistics = LinkStatistics(self._connectors.group)
         turns = asyncio.Semaphore(config.pulls_per_source)
         parts = (channel, stub, link, beats, statistics, statistics.figures, turns)
         return Peer(key, self._secret, *parts)

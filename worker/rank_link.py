@@ -18,8 +18,10 @@ from paceline.core.errors import Unavailable
 from paceline.engine.messages import PoolCall, PoolReply, StepOutput, Unpin
 from paceline.worker.rank_messages import (
     FAILED,
+    LINK,
     READY,
     STEP,
+    LinkReply,
     Ping,
     RankCommand,
     RankFailed,
@@ -29,12 +31,13 @@ from paceline.worker.sockets import configure, receive
 
 MAX_POOL_CALLS = 256
 
-RankOutput = RankReady | RankFailed | StepOutput
+RankOutput = RankReady | RankFailed | StepOutput | LinkReply
 
 _DECODERS: dict[bytes, msgspec.msgpack.Decoder[RankOutput]] = {
     READY: msgspec.msgpack.Decoder(RankReady),
     FAILED: msgspec.msgpack.Decoder(RankFailed),
     STEP: msgspec.msgpack.Decoder(StepOutput),
+    LINK: msgspec.msgpack.Decoder(LinkReply),
 }
 
 

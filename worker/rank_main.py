@@ -21,23 +21,28 @@ import zmq
 from paceline.core import keys, logs
 from paceline.core.errors import ErrorCode, PacelineError
 from paceline.core.host_cpus import usable_cores
+from paceline.core.kv_layout import PageGroup
+from paceline.engine.compute_stream import use_compute_stream
 from paceline.engine.config import EngineConfig
 from paceline.engine.engine import Engine
 from paceline.engine.messages import PoolCall
-from paceline.engine.pool_calls import PoolCalls
+from paceline.kv_transfer.base import DevicePool, TransportSettings
 from paceline.models.loader import LoadedModel, load_model
 from paceline.worker.device import check_device
+from paceline.worker.rank_links import RankLinks
 from paceline.worker.rank_messages import (
     FAILED,
+    LINK,
     READY,
     STEP,
+    LinkCall,
     Ping,
     RankCommand,
     RankConfig,
     RankFailed,
     RankReady,
 )
-from paceline.worker.rank_pool import make_pools
+from paceline.worker.rank_pool import RankPool, make_pool
 from paceline.worker.sockets import configure
 
 SWITCH_INTERVAL_S = 0.0002  # the pool thread answers within it while the step thread computes
@@ -53,6 +58,10 @@ class Outbox:
         self._engine = engine
         self._socket = socket
         self._lock = threading.Lock()
+
+    def send(self, kind: bytes, message: object) -> None:
+        with self._lock:
+            send(self._socket, kind, message)
 
     def flush(self, always: bool = False) -> bool:
         """Whether there was anything to send."""
@@ -83,15 +92,23 @@ class StepLoop:
 
 
 def take_commands(
-    context: "zmq.Context[zmq.Socket[bytes]]", address: str, engine: Engine, loop: StepLoop
+    context: "zmq.Context[zmq.Socket[bytes]]",
+    address: str,
+    engine: Engine,
+    links: RankLinks | None,
+    loop: StepLoop,
 ) -> None:
     """Runs in a thread of its own: commands take effect and are answered while a step computes."""
+    use_compute_stream(engine.runner.device)
     decoder: msgspec.msgpack.Decoder[RankCommand] = msgspec.msgpack.Decoder(RankCommand)
     socket = connect(context, address, zmq.PULL)
     while True:
         command = decoder.decode(socket.recv())
         if isinstance(command, Ping):
             loop.is_pinged.set()
+        elif isinstance(command, LinkCall):
+            assert links is not None, "the front reads into a pool of its own"
+            links.handle(command)
         else:
             engine.handle(command)
         if not socket.poll(0):
@@ -100,15 +117,17 @@ def take_commands(
 
 
 def answer_pool_calls(
-    context: "zmq.Context[zmq.Socket[bytes]]", address: str, calls: PoolCalls
+    context: "zmq.Context[zmq.Socket[bytes]]", address: str, engine: Engine
 ) -> None:
     """Runs in a thread of its own: [number, call] → [number, reply]."""
+    use_compute_stream(engine.runner.device)
     decoder: msgspec.msgpack.Decoder[PoolCall] = msgspec.msgpack.Decoder(PoolCall)
     encoder = msgspec.msgpack.Encoder()
     socket = connect(context, address, zmq.PAIR)
     while True:
         number, payload = socket.recv_multipart()
-        socket.send_multipart([number, encoder.encode(calls.answer(decoder.decode(payload)))])
+        answer = engine.pool_calls.answer(decoder.decode(payload))
+        socket.send_multipart([number, encoder.encode(answer)])
 
 
 def connect(
@@ -146,7 +165,7 @@ def start(target: Callable[..., None], *args: object) -> None:
     threading.Thread(target=run, name=target.__name__, daemon=True).start()
 
 
-def make_engine(config: RankConfig) -> tuple[Engine, RankReady]:
+def make_engine(config: RankConfig) -> tuple[Engine, LoadedModel, RankPool]:
     """Raises ConfigError for a model or a setting that cannot work."""
     # torch counts cores, not their threads, and knows OMP_NUM_THREADS, but no quota.
     torch.set_num_threads(config.num_threads or min(torch.get_num_threads(), usable_cores()))
@@ -154,10 +173,10 @@ def make_engine(config: RankConfig) -> tuple[Engine, RankReady]:
     if dtype == "auto":
         dtype = "float32" if config.device == "cpu" else "bfloat16"
     check_device(config.device)
+    use_compute_stream(torch.device(config.device))
     loaded = load_model(Path(config.model), config.device, dtype, quantization=config.quantization)
     give_back_freed_memory()
-    model = loaded.model
-    pools, memory = make_pools(model, config.pool_fd, config.pool_bytes, config.device)
+    pool = make_pool(loaded.model, config.pool_fd, config.pool_bytes, config.device)
     engine_config = EngineConfig(
         max_batch_tokens=config.max_batch_tokens,
         max_running=config.max_running,
@@ -166,8 +185,30 @@ def make_engine(config: RankConfig) -> tuple[Engine, RankReady]:
         max_waiting=config.max_waiting,
         max_pinned_share=config.max_pinned_share,
     )
-    engine = Engine(model, engine_config, pools, memory)
-    return engine, describe(loaded, engine)
+    return Engine(loaded.model, engine_config, pool.tensors, pool.memory), loaded, pool
+
+
+def make_links(
+    config: RankConfig, group: PageGroup, engine: Engine, pool: RankPool, outbox: Outbox
+) -> RankLinks | None:
+    """None for a pool in host memory, which the front reads into by itself."""
+    if pool.device_bytes is None:
+        return None
+    exported = DevicePool(
+        memory=pool.device_bytes,
+        group=group,
+        num_pages=engine.pool.num_pages,
+        fd=pool.device_fd,
+        is_busy=lambda: len(engine.state) > 0,
+    )
+    links = RankLinks(
+        exported,
+        TransportSettings(config.incarnation),
+        reply=lambda reply: outbox.send(LINK, reply),
+        on_bug=lambda: os._exit(1),
+    )
+    links.start(config.transports)
+    return links
 
 
 def give_back_freed_memory() -> None:
@@ -177,7 +218,7 @@ def give_back_freed_memory() -> None:
         trim(0)
 
 
-def describe(loaded: LoadedModel, engine: Engine) -> RankReady:
+def describe(loaded: LoadedModel, engine: Engine, links: RankLinks | None) -> RankReady:
     model = loaded.model
     return RankReady(
         content_digest=loaded.content_digest,
@@ -189,6 +230,7 @@ def describe(loaded: LoadedModel, engine: Engine) -> RankReady:
         num_pages=engine.pool.num_pages,
         page_bytes=model.layout.page.page_bytes,
         most_pages=engine.scheduler.allowances.most(),
+        addresses=links.addresses() if links is not None else (),
     )
 
 
@@ -210,15 +252,17 @@ def main() -> int:
     steps = connect(context, config.step_address, zmq.PUSH)
     try:
         keys.self_test()
-        engine, ready = make_engine(config)
+        engine, loaded, pool = make_engine(config)
+        outbox = Outbox(engine, steps)
+        links = make_links(config, loaded.model.layout.page, engine, pool, outbox)
     except PacelineError as error:
         return fail(steps, RankFailed(error.code, error.message, error.field))
     except (MemoryError, RuntimeError) as error:  # torch: out of memory, no such device
         return fail(steps, RankFailed(ErrorCode.INTERNAL, str(error)[:300]))
-    loop = StepLoop(engine, Outbox(engine, steps))
-    start(answer_pool_calls, context, config.pool_address, engine.pool_calls)
-    start(take_commands, context, config.command_address, engine, loop)
-    send(steps, READY, ready)
+    loop = StepLoop(engine, outbox)
+    start(answer_pool_calls, context, config.pool_address, engine)
+    start(take_commands, context, config.command_address, engine, links, loop)
+    outbox.send(READY, describe(loaded, engine, links))
     with torch.inference_mode():
         loop.run()
     return 0

@@ -1,7 +1,7 @@
 """What crosses ZeroMQ between front and rank beside the engine's own messages.
 
 The rank sends [kind, payload, time in µs] frames: one READY or FAILED, then a STEP for each engine
-step and each Ping. The front sends commands, one a frame.
+step and each Ping, and a LINK for each LinkCall. The front sends commands, one a frame.
 """
 
 import msgspec
@@ -13,6 +13,7 @@ from paceline.engine.messages import Command
 READY = b"ready"
 FAILED = b"failed"
 STEP = b"step"
+LINK = b"link"
 
 
 class RankConfig(msgspec.Struct, frozen=True):
@@ -23,6 +24,8 @@ class RankConfig(msgspec.Struct, frozen=True):
     device: str
     dtype: str
     quantization: str
+    incarnation: str
+    transports: tuple[str, ...]  # that the rank itself serves: empty for a pool in host memory
     pool_fd: int
     pool_bytes: int
     max_batch_tokens: int
@@ -49,6 +52,7 @@ class RankReady(msgspec.Struct, frozen=True):
     num_pages: int
     page_bytes: int
     most_pages: tuple[int, ...]  # of a sequence, by page group; 0: no bound but its length
+    addresses: tuple[tuple[str, bytes], ...]  # of the rank's sources, by transport
 
 
 class RankFailed(msgspec.Struct, frozen=True):
@@ -63,4 +67,51 @@ class Ping(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Answered by a StepOutput from the step loop, so that a stall shows."""
 
 
-RankCommand = Command | Ping
+# --- links of a pool on a device: only the rank can copy into it --------------------------------
+
+
+class ConnectLink(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Makes a link. It is known by the number of this call from then on."""
+
+    number: int
+    transport: str
+    address: bytes
+    timeout_s: float
+
+
+class ReadLink(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Reads one piece."""
+
+    number: int
+    link: int
+    source_pages: bytes  # int64 each
+    destination_pages: bytes
+    num_tokens: int | None
+    timeout_s: float
+
+
+class CloseLink(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    number: int
+    link: int
+
+
+LinkCall = ConnectLink | ReadLink | CloseLink
+
+
+class LinkFailure(msgspec.Struct, frozen=True, array_like=True):
+    """An error of kv_transfer/base.py's contract."""
+
+    kind: str  # its class
+    message: str
+    field: str | None
+
+
+class LinkReply(msgspec.Struct, frozen=True, array_like=True):
+    """Each LinkCall has one, in any order."""
+
+    number: int
+    sums: bytes = b""  # of a ReadLink: uint64 [pages, heads]
+    failure: LinkFailure | None = None
+
+
+RankCommand = Command | Ping | LinkCall

@@ -1,31 +1,66 @@
-"""The rank's page pool: sized and sealed in the descriptor that the front has made."""
+"""The rank's page pool: in the descriptor that the front has made, or on the rank's device."""
 
+from dataclasses import dataclass
+
+import structlog
 import torch
 
 from paceline.core.errors import ConfigError
-from paceline.engine.pools import allocate_pools, view_pool
+from paceline.core.kv_layout import PageGroup
+from paceline.engine.pools import view_bytes, view_pool
+from paceline.kv_transfer.cuda_driver import OUT_OF_MEMORY, DriverError
+from paceline.kv_transfer.cuda_memory import new_device_memory
 from paceline.kv_transfer.pool_memory import size_pool_memory
 from paceline.models.base import Model
 
+_log = structlog.get_logger("paceline.rank")
 
-def make_pools(
-    model: Model, fd: int, pool_bytes: int, device: str
-) -> tuple[tuple[torch.Tensor, ...], memoryview | None]:
-    """Pools of whole pages in at most `pool_bytes`, and their memory when others can map it."""
+
+@dataclass(frozen=True, slots=True)
+class RankPool:
+    """One tensor for all page groups, and its bytes: a memoryview when others can map it on the
+    CPU, `device_bytes` on a device, with a descriptor when it can be exported, else -1."""
+
+    tensors: tuple[torch.Tensor, ...]
+    memory: memoryview | None = None
+    device_bytes: torch.Tensor | None = None
+    device_fd: int = -1
+
+
+def make_pool(model: Model, fd: int, pool_bytes: int, device: str) -> RankPool:
+    """Whole pages in at most `pool_bytes`. Raises ConfigError when they cannot be had."""
     group = model.layout.page
     num_pages = pool_bytes // group.page_bytes
     if num_pages < 2 * len(model.layout.groups):
         reason = f"holds {num_pages} pages of {group.page_bytes} bytes"
         raise ConfigError("pool_mib", pool_bytes >> 20, reason)
+    num_bytes = num_pages * group.page_bytes
     if device != "cpu":
-        _check_free(num_pages * group.page_bytes, device)
-        return allocate_pools(model.layout, num_pages, device), None
-    memory = size_pool_memory(fd, num_pages * group.page_bytes).view
-    return (view_pool(memory, group),), memory
+        return _on_device(group, num_bytes, torch.device(device))
+    memory = size_pool_memory(fd, num_bytes).view
+    return RankPool((view_pool(memory, group),), memory)
 
 
-def _check_free(num_bytes: int, device: str) -> None:
+def _on_device(group: PageGroup, num_bytes: int, device: torch.device) -> RankPool:
+    """Memory that the driver exports; torch's own where it cannot, which no reader can map."""
+    try:
+        memory = new_device_memory(num_bytes, device)
+        values, fd = memory.bytes, memory.fd
+    except DriverError as error:
+        if error.code == OUT_OF_MEMORY:
+            raise _too_large(num_bytes, device) from None
+        _log.warning("the page pool cannot be exported", device=str(device), reason=str(error))
+        _check_free(num_bytes, device)
+        values, fd = torch.zeros(num_bytes, dtype=torch.uint8, device=device), -1
+    return RankPool((view_bytes(values[:num_bytes], group),), None, values, fd)
+
+
+def _check_free(num_bytes: int, device: torch.device) -> None:
+    if num_bytes > torch.cuda.mem_get_info(device)[0]:
+        raise _too_large(num_bytes, device)
+
+
+def _too_large(num_bytes: int, device: torch.device) -> ConfigError:
     free, _ = torch.cuda.mem_get_info(device)
-    if num_bytes > free:
-        reason = f"memory for the page pool cannot be had: {free >> 20} MiB of {device} are free"
-        raise ConfigError("pool_mib", num_bytes >> 20, reason)
+    reason = f"memory for the page pool cannot be had: {free >> 20} MiB of {device} are free"
+    return ConfigError("pool_mib", num_bytes >> 20, reason)

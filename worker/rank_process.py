@@ -12,6 +12,7 @@ import msgspec
 
 from paceline.core.errors import ConfigError, EngineFailure, ErrorCode
 from paceline.core.ids import Incarnation
+from paceline.kv_transfer import registry
 from paceline.kv_transfer.base import LocalPool
 from paceline.kv_transfer.pool_memory import (
     new_pool_file,
@@ -21,6 +22,7 @@ from paceline.kv_transfer.pool_memory import (
 from paceline.worker.config import WorkerConfig
 from paceline.worker.rank_link import RankLink
 from paceline.worker.rank_messages import RankConfig, RankFailed, RankReady
+from paceline.worker.rank_reader import LinkCalls
 
 # Two threads on two quiet cores decode SmolLM2-135M as fast as when they spin for ever (26.8 and
 # 26.4 tok/s; never: 15.9). 200 matrix-vector products beside 8 busy processes: 1.1 s, not 3.3.
@@ -31,7 +33,8 @@ _COMMAND = (sys.executable, "-P", "-m", "paceline.worker.rank_main")
 
 @dataclass(slots=True, eq=False)
 class RankProcess:
-    """A running rank. `memory` maps its pool; whoever copies keeps a reference to it."""
+    """A running rank. `memory` maps its pool; whoever copies keeps a reference to it. Into a pool
+    on a device the rank copies, when it is asked to by `link_calls`."""
 
     incarnation: Incarnation
     process: asyncio.subprocess.Process
@@ -39,6 +42,7 @@ class RankProcess:
     pool_fd: int
     ready: RankReady
     memory: memoryview | None  # None: the pool is on a device
+    link_calls: LinkCalls
 
     def local_pool(self) -> LocalPool | None:
         """What sources export and readers copy into; None when it is on a device."""
@@ -50,11 +54,15 @@ class RankProcess:
         if self.process.returncode is None:
             self.process.kill()
 
-    async def close(self) -> None:
-        """Ends the process and frees the pool, at once unless a copy still holds `memory`."""
+    async def stop(self) -> None:
+        """Ends the process; calls that are under way fail."""
         self.kill()
         await self.process.wait()
         await self.link.close()
+        self.link_calls.close()
+
+    async def close(self) -> None:
+        """Once it has stopped: frees the pool, at once unless a copy still holds `memory`."""
         os.close(self.pool_fd)
         if self.memory is not None:
             with contextlib.suppress(BufferError):
@@ -68,9 +76,10 @@ async def launch(config: WorkerConfig) -> RankProcess:
     """
     fd = new_pool_file()
     link = RankLink(config.run_dir)
+    incarnation = Incarnation(secrets.token_hex(8))
     process = None
     try:
-        process = await _spawn(config, fd, link)
+        process = await _spawn(config, fd, link, incarnation)
         ready = await _await_ready(process, link)
         memory = await _open_pool(fd)
     except BaseException:
@@ -81,8 +90,7 @@ async def launch(config: WorkerConfig) -> RankProcess:
         os.close(fd)
         raise
     link.hide()
-    incarnation = Incarnation(secrets.token_hex(8))
-    return RankProcess(incarnation, process, link, fd, ready, memory)
+    return RankProcess(incarnation, process, link, fd, ready, memory, LinkCalls(link.send))
 
 
 async def _open_pool(fd: int) -> memoryview | None:
@@ -94,13 +102,19 @@ async def _open_pool(fd: int) -> memoryview | None:
     return memory.view
 
 
-async def _spawn(config: WorkerConfig, fd: int, link: RankLink) -> asyncio.subprocess.Process:
+async def _spawn(
+    config: WorkerConfig, fd: int, link: RankLink, incarnation: Incarnation
+) -> asyncio.subprocess.Process:
+    on_device = config.device != "cpu"
+    names = registry.names_of(config.transports, on_device=on_device)
     message = RankConfig(
         parent_pid=os.getpid(),
         model=config.model,
         device=config.device,
         dtype=config.dtype,
         quantization=config.quantization,
+        incarnation=incarnation,
+        transports=tuple(names) if on_device else (),
         pool_fd=fd,
         pool_bytes=config.pool_mib << 20,
         max_batch_tokens=config.max_batch_tokens,

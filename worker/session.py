@@ -27,7 +27,7 @@ from paceline.worker.leases import LeaseTable, PageLives
 from paceline.worker.metrics import WorkerMetrics
 from paceline.worker.peers import PeerDirectory
 from paceline.worker.pull_threads import PullThreads
-from paceline.worker.rank_messages import Ping, RankCommand
+from paceline.worker.rank_messages import LinkReply, Ping, RankCommand
 from paceline.worker.rank_process import RankProcess
 from paceline.worker.rank_watch import RankWatch
 from paceline.worker.router_stream import RouterStream
@@ -78,7 +78,7 @@ class Session:
         self.peers = PeerDirectory(config, info, connectors)
         self.pull_threads = PullThreads(config.pull_threads)
         self.adoptions: set[Adoption] = set()  # whose task runs, with a slot or without
-        self.tiering = None if tiers is None else Tiering(self, tiers, connectors.pool)
+        self.tiering = None if tiers is None else Tiering(self, tiers, rank.local_pool())
         self._events = StepEvents(self)
         on_cpu = config.device == "cpu"
         self.watch = RankWatch(config.beat_s, rank.process.pid, on_cpu=on_cpu)
@@ -191,7 +191,8 @@ class Session:
             stream.close(Unavailable("the worker starts anew", retry_after_s=1.0))
 
     async def close(self) -> None:
-        """Waits for the copies into the pool, then frees it."""
+        """Waits for the copies into the pool, then frees it. Those of the rank end with it."""
+        await self.rank.stop()
         await asyncio.gather(*[adoption.finished() for adoption in self.adoptions])
         if self.tiering is not None:
             await self.tiering.close()
@@ -207,6 +208,9 @@ class Session:
     async def _receive(self) -> None:
         while True:
             output = await self.rank.link.receive()
+            if isinstance(output, LinkReply):
+                self.rank.link_calls.reply(output)
+                continue
             if not isinstance(output, StepOutput):
                 raise EngineFailure(f"the rank sent {type(output).__name__}")
             self.watch.hear(output)

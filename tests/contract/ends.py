@@ -5,39 +5,49 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
+import torch
 
-from paceline.kernels.pages import sum_pages
 from paceline.kv_transfer import registry
 from paceline.kv_transfer.base import (
     Link,
-    LocalPool,
     PageIds,
+    Pool,
     Reader,
     Source,
     TransportSettings,
 )
 from paceline.kv_transfer.pull import PinnedPages
+from tests.contract.pools import sums_of
+
+CUDA_IPC = pytest.param(
+    "cuda_ipc",
+    marks=[
+        pytest.mark.gpu,
+        pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    ],
+)
 
 SETTINGS = TransportSettings(incarnation="incarnation-1", secret=b"of the deployment")
 
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    source_pool: LocalPool
-    pool: LocalPool
+    source_pool: Pool
+    pool: Pool
     source: Source
     reader: Reader
     link: Link
 
     def pin(self, source_pages: PageIds, to: PageIds, num_tokens: int | None = None) -> PinnedPages:
         """What the source promises now; generation 7 for all."""
-        sums = sum_pages(self.source_pool.memory, source_pages, self.source_pool.group, num_tokens)
+        sums = sums_of(self.source_pool, source_pages, num_tokens)
         generations = np.full(len(source_pages), 7, np.uint64)
         return PinnedPages(source_pages, to, generations, sums, num_tokens)
 
 
 @contextmanager
-def connected(transport: str, source_pool: LocalPool, pool: LocalPool) -> Iterator[Ends]:
+def connected(transport: str, source_pool: Pool, pool: Pool) -> Iterator[Ends]:
     source = registry.make_source(transport, source_pool, SETTINGS)
     source.start()
     reader = registry.make_reader(transport, pool, SETTINGS)

@@ -27,7 +27,8 @@ class SourceProcess:
 @contextmanager
 def source_process(transport: str, run_dir: Path) -> Iterator[SourceProcess]:
     """Starts one; kills it at the end, whatever state it is in."""
-    environ = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", "TMPDIR": str(run_dir)}
+    path = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    environ = os.environ | {"PYTHONPATH": path, "TMPDIR": str(run_dir)}
     process = subprocess.Popen(
         [sys.executable, __file__, transport],
         cwd=run_dir,
@@ -52,7 +53,7 @@ def main() -> None:
     from paceline.kv_transfer.base import TransportSettings
     from tests.contract.pools import LARGE, make_pool
 
-    pool = make_pool(LARGE, NUM_PAGES, SEED)
+    pool = make_pool(LARGE, NUM_PAGES, SEED, sys.argv[1])
     source = registry.make_source(sys.argv[1], pool, TransportSettings(INCARNATION))
     source.start()
     print(source.address().hex(), flush=True)

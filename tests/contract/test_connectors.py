@@ -14,7 +14,7 @@ from paceline.kernels.checksum import sum_pages_reference
 from paceline.kv_transfer import registry
 from paceline.kv_transfer.base import Piece
 from tests.contract.ends import SETTINGS, Ends, connected
-from tests.contract.pools import LARGE, SMALL, ids, make_pool, pages_of
+from tests.contract.pools import LARGE, SMALL, edited, ids, make_pool, memory_of, pages_of
 
 
 def test_scattered_pages_arrive_and_nothing_else_changes(ends: Ends) -> None:
@@ -23,7 +23,9 @@ def test_scattered_pages_arrive_and_nothing_else_changes(ends: Ends) -> None:
     expected = np.full_like(pages_of(ends.pool), 0xFF)
     expected[to] = pages_of(ends.source_pool)[source_pages]
     assert np.array_equal(pages_of(ends.pool), expected)
-    assert np.array_equal(sums, sum_pages_reference(ends.source_pool.memory, source_pages, SMALL))
+    assert np.array_equal(
+        sums, sum_pages_reference(memory_of(ends.source_pool), source_pages, SMALL)
+    )
 
 
 def test_the_whole_pool_arrives(ends: Ends) -> None:
@@ -41,13 +43,14 @@ def test_a_tail_brings_the_first_tokens_of_each_cell_only(ends: Ends, num_tokens
     used = SMALL.tail_bytes(num_tokens)
     expected[to, :, :used] = pages_of(ends.source_pool).reshape(cells)[source_pages, :, :used]
     assert np.array_equal(pages_of(ends.pool).reshape(cells), expected)
-    memory = ends.source_pool.memory
+    memory = memory_of(ends.source_pool)
     assert np.array_equal(sums, sum_pages_reference(memory, source_pages, SMALL, num_tokens))
 
 
 def test_pages_read_later_show_what_the_source_has_then(ends: Ends) -> None:
     ends.link.read(Piece(ids(5), ids(0)), timeout_s=2)
-    pages_of(ends.source_pool)[5] = 42
+    with edited(ends.source_pool) as pages:
+        pages[5] = 42
     ends.link.read(Piece(ids(5), ids(0)), timeout_s=2)
     assert (pages_of(ends.pool)[0] == 42).all()
 
@@ -62,7 +65,7 @@ def test_many_threads_read_at_once(ends: Ends) -> None:
         sums = ends.link.read(Piece(source_pages, ids(page)), timeout_s=10)
         free.put(page)
         return np.array_equal(
-            sums, sum_pages_reference(ends.source_pool.memory, source_pages, SMALL)
+            sums, sum_pages_reference(memory_of(ends.source_pool), source_pages, SMALL)
         )
 
     with ThreadPoolExecutor(12) as threads:
@@ -86,7 +89,7 @@ def test_a_pool_of_another_geometry_is_refused_by_name(
     ends: Ends, transport: str, field: str, value: object
 ) -> None:
     group = replace(SMALL, **{field: value})  # type: ignore[arg-type]
-    reader = registry.make_reader(transport, make_pool(group, 4), SETTINGS)
+    reader = registry.make_reader(transport, make_pool(group, 4, None, transport), SETTINGS)
     with pytest.raises(IncompatiblePeer) as caught:
         reader.connect(ends.source.address(), timeout_s=2)
     assert caught.value.field == ("group" if field == "name" else field)
@@ -94,7 +97,8 @@ def test_a_pool_of_another_geometry_is_refused_by_name(
 
 
 def test_pools_may_differ_in_size(transport: str) -> None:
-    with connected(transport, make_pool(SMALL, 30, 2), make_pool(SMALL, 4)) as ends:
+    pools = make_pool(SMALL, 30, 2, transport), make_pool(SMALL, 4, None, transport)
+    with connected(transport, *pools) as ends:
         ends.link.read(Piece(ids(29), ids(3)), timeout_s=2)
         assert np.array_equal(pages_of(ends.pool)[3], pages_of(ends.source_pool)[29])
 
@@ -139,7 +143,8 @@ def read_until_it_fails(ends: Ends, failures: list[PacelineError]) -> None:
 
 @pytest.mark.parametrize("who", ["source", "link"])
 def test_closing_during_reads_ends_them_all(transport: str, who: str) -> None:
-    with connected(transport, make_pool(LARGE, 16, 3), make_pool(LARGE, 16)) as ends:
+    pools = [make_pool(LARGE, 16, seed, transport) for seed in (3, None)]
+    with connected(transport, *pools) as ends:
         failures: list[PacelineError] = []
         args = (ends, failures)
         threads = [threading.Thread(target=read_until_it_fails, args=args) for _ in range(3)]

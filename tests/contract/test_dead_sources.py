@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import KvUnavailable, PeerGone
-from paceline.kernels.pages import sum_pages
 from paceline.kv_transfer import registry
-from paceline.kv_transfer.base import Link, LocalPool, Piece, Reader, TransportSettings
-from tests.contract.pools import LARGE, ids, make_pool
+from paceline.kv_transfer.base import Link, Piece, Pool, Reader, TransportSettings
+from tests.contract.ends import CUDA_IPC
+from tests.contract.pools import LARGE, ids, make_pool, sums_of
 from tests.contract.source_process import NUM_PAGES, SEED, SourceProcess, source_process
 
 EVERY = np.arange(NUM_PAGES)
 
 
-@pytest.fixture(params=["shm", "tcp"])
+@pytest.fixture(params=["shm", "tcp", CUDA_IPC])
 def process_transport(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
@@ -32,13 +32,13 @@ def peer(process_transport: str, tmp_path: Path) -> Iterator[SourceProcess]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def pool() -> LocalPool:
-    return make_pool(LARGE, NUM_PAGES)
+@pytest.fixture
+def pool(process_transport: str) -> Pool:
+    return make_pool(LARGE, NUM_PAGES, None, process_transport)
 
 
 @pytest.fixture
-def reader(process_transport: str, pool: LocalPool) -> Reader:
+def reader(process_transport: str, pool: Pool) -> Reader:
     return registry.make_reader(process_transport, pool, TransportSettings("of the reader"))
 
 
@@ -49,10 +49,10 @@ def link(reader: Reader, peer: SourceProcess) -> Iterator[Link]:
     link.close()
 
 
-def test_pages_come_from_another_process(link: Link, pool: LocalPool) -> None:
+def test_pages_come_from_another_process(link: Link, pool: Pool) -> None:
     expected = make_pool(LARGE, NUM_PAGES, SEED)
     sums = link.read(Piece(EVERY, EVERY[::-1].copy()), timeout_s=10)
-    assert np.array_equal(sums, sum_pages(expected.memory, EVERY, LARGE))
+    assert np.array_equal(sums, sums_of(expected, EVERY))
 
 
 def test_a_source_killed_during_a_copy_is_gone_at_once_and_leaves_nothing(
@@ -89,10 +89,10 @@ def test_a_source_killed_during_a_copy_is_gone_at_once_and_leaves_nothing(
 def test_a_stopped_source_costs_no_more_than_the_timeout(
     link: Link, reader: Reader, peer: SourceProcess
 ) -> None:
-    """A reader of shm does not need its source to run; everybody else gets PeerGone in time."""
+    """Who maps the pool does not need its source to run; others get PeerGone in time."""
     peer.process.send_signal(signal.SIGSTOP)
     started = time.monotonic()
-    if link.transport == "shm":
+    if link.transport in ("shm", "cuda_ipc"):
         link.read(Piece(EVERY, EVERY), timeout_s=0.3)
     else:
         with pytest.raises(PeerGone):

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import Cancelled, KvMismatch
-from paceline.kernels.pages import sum_pages
 from paceline.kv_transfer.base import CellSums, Piece
 from paceline.kv_transfer.link_statistics import LinkStatistics
 from paceline.kv_transfer.pull import PinnedPages, Report, pull_verified
 from tests.contract.ends import Ends, connected
-from tests.contract.pools import LARGE, SMALL, ids, make_pool, pages_of
+from tests.contract.pools import LARGE, edited, ids, make_pool, pages_of, sums_of
 
 
 def pull(
@@ -36,14 +35,15 @@ def pull(
 def test_a_pull_returns_the_promised_sums(ends: Ends, num_tokens: int | None) -> None:
     pages = ends.pin(ids(11, 2, 5), ids(0, 7, 3), num_tokens)
     assert np.array_equal(pull(ends, pages), pages.checksums)
-    arrived = sum_pages(ends.pool.memory, pages.destination_pages, SMALL, num_tokens)
+    arrived = sums_of(ends.pool, pages.destination_pages, num_tokens)
     assert np.array_equal(arrived, pages.checksums)
 
 
 def test_do_eks_84_a_page_reused_after_the_pin_is_never_taken_for_the_old(ends: Ends) -> None:
     """https://github.com/aws-samples/aws-do-eks/pull/84: late reads of released pages passed."""
     pages = ends.pin(ids(4, 5, 6), ids(0, 1, 2))
-    pages_of(ends.source_pool)[5] = pages_of(ends.source_pool)[9]  # another prompt's KV
+    with edited(ends.source_pool) as source:
+        source[5] = source[9]  # another prompt's KV
     reports: list[tuple[int, int]] = []
     with pytest.raises(KvMismatch, match="page 5 arrived twice"):
         pull(ends, pages, lambda page, generation: reports.append((page, generation)))
@@ -52,7 +52,8 @@ def test_do_eks_84_a_page_reused_after_the_pin_is_never_taken_for_the_old(ends: 
 
 def test_one_flipped_bit_is_found(ends: Ends) -> None:
     pages = ends.pin(ids(4), ids(0))
-    pages_of(ends.source_pool)[4, 100] ^= 1
+    with edited(ends.source_pool) as source:
+        source[4, 100] ^= 1
     with pytest.raises(KvMismatch):
         pull(ends, pages)
 
@@ -60,10 +61,12 @@ def test_one_flipped_bit_is_found(ends: Ends) -> None:
 def test_a_page_that_the_report_repairs_is_read_again(ends: Ends) -> None:
     pages = ends.pin(ids(4, 5), ids(0, 1))
     good = pages_of(ends.source_pool)[5].copy()
-    pages_of(ends.source_pool)[5, :8] ^= 0xFF
+    with edited(ends.source_pool) as source:
+        source[5, :8] ^= 0xFF
 
     def repair(page: int, generation: int) -> None:
-        pages_of(ends.source_pool)[page] = good
+        with edited(ends.source_pool) as source:
+            source[page] = good
 
     assert np.array_equal(pull(ends, pages, repair), pages.checksums)
     assert np.array_equal(pages_of(ends.pool)[1], good)
@@ -76,7 +79,8 @@ def test_vllm_44238_what_returns_is_what_was_promised_under_concurrent_damage(
 
     5 parallel pulls of whole pages and tails, 10 rounds, while a page of the source flickers.
     """
-    with connected(transport, make_pool(LARGE, 10, 4), make_pool(LARGE, 20)) as ends:
+    pools = make_pool(LARGE, 10, 4, transport), make_pool(LARGE, 20, None, transport)
+    with connected(transport, *pools) as ends:
         stop = threading.Event()
         flicker = threading.Thread(target=flicker_page, args=(ends, 3, stop))
         pins = {}
@@ -94,7 +98,8 @@ def test_vllm_44238_what_returns_is_what_was_promised_under_concurrent_damage(
 
 def flicker_page(ends: Ends, page: int, stop: threading.Event) -> None:
     while not stop.wait(0.0005):
-        pages_of(ends.source_pool)[page, ::97] ^= 0xFF
+        with edited(ends.source_pool) as source:
+            source[page, ::97] ^= 0xFF
 
 
 def ten_rounds(ends: Ends, pages: PinnedPages) -> list[str]:
@@ -106,12 +111,13 @@ def pull_or_mismatch(ends: Ends, pages: PinnedPages) -> str:
         pull(ends, pages)
     except KvMismatch:
         return "mismatch"
-    arrived = sum_pages(ends.pool.memory, pages.destination_pages, LARGE, pages.num_tokens)
+    arrived = sums_of(ends.pool, pages.destination_pages, pages.num_tokens)
     return "verified" if np.array_equal(arrived, pages.checksums) else "wrong"
 
 
 def test_a_cancel_stops_after_the_piece_in_flight(transport: str) -> None:
-    with connected(transport, make_pool(LARGE, 16, 5), make_pool(LARGE, 16)) as ends:
+    pools = [make_pool(LARGE, 16, seed, transport) for seed in (5, None)]
+    with connected(transport, *pools) as ends:
         every = np.arange(16)
         pages = ends.pin(every, every)
         cancelled = threading.Event()

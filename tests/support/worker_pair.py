@@ -51,8 +51,14 @@ def workers(
     prefill: dict[str, object] | None = None,
     **model: object,
 ) -> Iterator[Workers]:
+    """On a mock model with the fields `model`."""
+    yield from workers_on(write_mock_model(folder / "model", **model), decodes, prefill)
+
+
+def workers_on(
+    path: Path, decodes: dict[str, dict[str, object]], prefill: dict[str, object] | None = None
+) -> Iterator[Workers]:
     """Starts them all at once; stops them at the end, and each must exit with 0."""
-    path = write_mock_model(folder / "model", **model)
     started = {"prefill": start_worker("prefill", path, **{**FAST, **(prefill or {})})}
     for name, settings in decodes.items():
         started[name] = start_worker("decode", path, **{**FAST, **settings})

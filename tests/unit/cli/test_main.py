@@ -161,5 +161,6 @@ def test_only_a_setting_of_the_command_points_to_its_help(
     assert "--help" not in capsys.readouterr().err
     assert cli.main(["up", "--model", str(model), "--transport", "ucx"]) == 2
     assert capsys.readouterr().err == (
-        "paceline: transport='ucx': must be one of auto, shm, tcp (see `paceline up --help`)\n"
+        "paceline: transport='ucx': must be one of auto, cuda_ipc, shm, tcp "
+        "(see `paceline up --help`)\n"
     )

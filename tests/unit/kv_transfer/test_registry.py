@@ -2,19 +2,20 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from paceline.core.errors import ConfigError
 from paceline.kv_transfer import registry
-from paceline.kv_transfer.base import TransportSettings
+from paceline.kv_transfer.base import DevicePool, TransportSettings
 from tests.contract.pools import SMALL, make_pool
 
 SETTINGS = TransportSettings("incarnation-1")
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="'ucx'.*local, shm, tcp, auto"):
+    with pytest.raises(ConfigError, match="'ucx'.*local, cuda_ipc, shm, tcp, auto"):
         registry.make_source("ucx", make_pool(SMALL, 1), SETTINGS)
-    with pytest.raises(ConfigError, match="local, shm, tcp, auto"):
+    with pytest.raises(ConfigError, match="local, cuda_ipc, shm, tcp, auto"):
         registry.names_of(("ucx",))
 
 
@@ -24,22 +25,41 @@ def test_a_transport_is_imported_when_it_is_first_used() -> None:
         "assert 'paceline.kv_transfer.tcp' not in sys.modules\n"
         "registry.load('tcp')\n"
         "assert 'paceline.kv_transfer.shm' not in sys.modules\n"
+        "registry.load('cuda_ipc')\n"
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_a_transport_without_its_library_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_modules", dict(registry._modules))
+    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     registry.register("rocket", "paceline.kv_transfer.rocket")
     assert registry.names_of(("auto",))[-1] == "rocket"
     with pytest.raises(ConfigError, match=r"rocket.*No module named"):
         registry.load("rocket")
 
 
-def test_auto_means_all_between_processes_best_first() -> None:
+def test_auto_means_all_between_processes_that_fit_the_pool_best_first() -> None:
     assert registry.names_of(("auto",)) == ["shm", "tcp"]
+    assert registry.names_of(("auto",), on_device=True) == ["cuda_ipc"]
     assert registry.names_of(("tcp", "auto", "local")) == ["tcp", "shm", "local"]
+
+
+@pytest.mark.parametrize("name", ["local", "shm", "tcp"])
+def test_a_pool_on_a_device_is_not_for_transports_of_the_host(name: str) -> None:
+    pool = DevicePool(torch.zeros(SMALL.page_bytes, dtype=torch.uint8), SMALL, 1)
+    for make in (registry.make_source, registry.make_reader):
+        with pytest.raises(ConfigError, match=f"'{name}': needs a pool in host memory"):
+            make(name, pool, SETTINGS)
+
+
+def test_a_pool_that_is_not_on_a_device_is_not_for_cuda_ipc() -> None:
+    for make in (registry.make_source, registry.make_reader):
+        with pytest.raises(ConfigError, match="'cuda_ipc': needs a pool on a CUDA device"):
+            make("cuda_ipc", make_pool(SMALL, 1), SETTINGS)
+    torchs_own = DevicePool(torch.zeros(SMALL.page_bytes, dtype=torch.uint8), SMALL, 1)
+    with pytest.raises(ConfigError, match="memory that the driver exports"):
+        registry.make_source("cuda_ipc", torchs_own, SETTINGS)
 
 
 def test_what_cannot_be_reached_says_why() -> None:

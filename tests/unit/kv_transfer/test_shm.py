@@ -13,11 +13,11 @@ import msgspec
 import pytest
 
 from paceline.core.errors import ConfigError, IncompatiblePeer, PeerGone
-from paceline.kv_transfer import registry, shm_source
+from paceline.kv_transfer import descriptor_source, registry
 from paceline.kv_transfer.base import LocalPool, Piece
+from paceline.kv_transfer.descriptor_wire import VERSION, DescriptorAddress, DescriptorHello
 from paceline.kv_transfer.geometry import geometry_of
 from paceline.kv_transfer.host import host_identity
-from paceline.kv_transfer.shm_wire import VERSION, ShmAddress, ShmHello
 from tests.contract.ends import SETTINGS, Ends, connected
 from tests.contract.pools import SMALL, ids, make_pool
 
@@ -28,8 +28,8 @@ def ends() -> Iterator[Ends]:
         yield both
 
 
-def address_of(ends: Ends) -> ShmAddress:
-    return msgspec.msgpack.decode(ends.source.address(), type=ShmAddress)
+def address_of(ends: Ends) -> DescriptorAddress:
+    return msgspec.msgpack.decode(ends.source.address(), type=DescriptorAddress)
 
 
 def test_a_pool_that_cannot_be_mapped_is_not_exported() -> None:
@@ -84,7 +84,8 @@ def test_a_source_that_is_not_the_expected_one_is_refused(
 def lying_source(fds: list[int], num_pages: int) -> Iterator[bytes]:
     """Answers one reader with a good hello and the wrong memory; yields its address."""
     geometry = geometry_of(LocalPool(memoryview(b""), SMALL, num_pages))
-    hello = msgspec.msgpack.encode(ShmHello(VERSION, SETTINGS.incarnation, geometry))
+    size = num_pages * SMALL.page_bytes
+    hello = msgspec.msgpack.encode(DescriptorHello(VERSION, SETTINGS.incarnation, geometry, size))
     name = f"\0paceline-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(name)
@@ -96,7 +97,7 @@ def lying_source(fds: list[int], num_pages: int) -> Iterator[bytes]:
 
         thread = threading.Thread(target=answer)
         thread.start()
-        yield msgspec.msgpack.encode(ShmAddress(host_identity(), name, SETTINGS.incarnation))
+        yield msgspec.msgpack.encode(DescriptorAddress(host_identity(), name, SETTINGS.incarnation))
         thread.join()
 
 
@@ -128,7 +129,7 @@ def test_an_answer_without_memory_is_a_dead_peer(ends: Ends) -> None:
 
 
 def test_connections_are_bounded(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shm_source, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(descriptor_source, "MAX_CONNECTIONS", 2)
     address = ends.source.address()
     second = ends.reader.connect(address, timeout_s=1)
     with pytest.raises(PeerGone):

@@ -144,6 +144,9 @@ class Rank:
         self.link = SimpleNamespace(send=self.sent.append, last_step_unix_us=1)
         self.num_sent_before_close: int | None = None
 
+    async def stop(self) -> None:
+        pass
+
     async def close(self) -> None:
         self.num_sent_before_close = len(self.sent)
 

@@ -33,6 +33,7 @@ def test_a_missing_secret_says_which_variable_to_set(tmp_path: Path) -> None:
         ("max_pinned_share", 1.5),
         ("transports", ()),
         ("transports", ("ucx",)),
+        ("transports", ("auto", "cuda_ipc")),  # the pool is in host memory
         ("device", "tpu"),
         ("device", "cuda:x"),
         ("drain_timeout_s", -1.0),
@@ -57,3 +58,11 @@ def test_the_folder_that_we_are_in_has_a_name_too(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert WorkerConfig(model=".", secret="s" * 16).served_name == tmp_path.name
+
+
+def test_transports_fit_where_the_pool_is(tmp_path: Path) -> None:
+    on_device = WorkerConfig(
+        model=str(tmp_path), secret="s" * 16, device="cuda", transports=("cuda_ipc", "auto")
+    )
+    with pytest.raises(ConfigError, match="'tcp': needs a pool in host memory"):
+        dataclasses.replace(on_device, transports=("cuda_ipc", "tcp"))

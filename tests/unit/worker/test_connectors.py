@@ -29,7 +29,8 @@ def shut(monkeypatch: pytest.MonkeyPatch) -> None:
     module.make_reader = lambda pool, settings: GoneReader()  # type: ignore[attr-defined]
     module.why_unreachable = lambda address: ""  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "shut", module)
-    monkeypatch.setattr(registry, "_modules", {"shut": "shut", **registry._modules})
+    shut = registry.Entry("shut")
+    monkeypatch.setattr(registry, "_entries", {"shut": shut, **registry._entries})
 
 
 @pytest.fixture
@@ -46,7 +47,9 @@ def description(**offered: bytes) -> kv_pb2.DescribeResponse:
 
 
 def connectors(*transports: str) -> Connectors:
-    return Connectors(transports, make_pool(SMALL, 1), SETTINGS, [])
+    names = registry.names_of(transports)
+    pool = make_pool(SMALL, 1)
+    return Connectors(names, SMALL, lambda name: registry.make_reader(name, pool, SETTINGS), [])
 
 
 @pytest.mark.parametrize("transports", [("auto",), ("shut", "tcp")])

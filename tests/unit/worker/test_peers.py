@@ -7,7 +7,7 @@ import pytest
 
 from paceline.core.errors import IncompatiblePeer
 from paceline.core.kv_layout import PageGroup
-from paceline.kv_transfer.base import Link, LocalPool
+from paceline.kv_transfer.base import Link
 from paceline.rpc.channel import make_server
 from paceline.v1 import common_pb2, kv_pb2, kv_pb2_grpc, worker_pb2
 from paceline.worker.config import WorkerConfig
@@ -37,7 +37,7 @@ class FakeLink:
 
 
 class FakeConnectors:
-    pool = LocalPool(memoryview(b""), PageGroup("full", 1, 1, 2), 1)
+    group = PageGroup("full", 1, 1, 2)
 
     def connect(self, description: kv_pb2.DescribeResponse, timeout_s: float) -> Link:
         return FakeLink()  # type: ignore[return-value]

@@ -1,4 +1,9 @@
-"""Source of shm: hands out the pool's descriptor and keeps connections open as a sign of life."""
+"""A source that hands out a descriptor of its pool's memory, to readers on its host.
+
+It then says nothing more: connections stay open as a sign of life that the kernel ends with the
+process. The socket is abstract, so a killed source leaves no file; the kernel tells who asks, and
+only the source's own user is answered.
+"""
 
 import os
 import secrets
@@ -10,33 +15,32 @@ from typing import cast
 
 import msgspec
 
-from paceline.core.errors import ConfigError
-from paceline.kv_transfer.base import LocalPool
+from paceline.kv_transfer.base import Pool
+from paceline.kv_transfer.descriptor_wire import VERSION, DescriptorAddress, DescriptorHello
 from paceline.kv_transfer.geometry import geometry_of
 from paceline.kv_transfer.host import host_identity
-from paceline.kv_transfer.pool_memory import has_fixed_size
-from paceline.kv_transfer.shm_wire import VERSION, ShmAddress, ShmHello
 
 MAX_CONNECTIONS = 256
 _NUM_OWN_SOCKETS = 2  # listener and wake-up, beside the readers in the selector
 _CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
 
 
-class ShmSource:
-    """One thread answers all readers; it never waits for one of them."""
+class DescriptorSource:
+    """Owns `fd`. One thread answers all readers; it never waits for one of them."""
 
-    transport = "shm"
-
-    def __init__(self, pool: LocalPool, incarnation: str) -> None:
-        if pool.fd < 0 or not has_fixed_size(pool.fd):
-            raise ConfigError("transport", "shm", "needs a pool in a memfd of sealed size")
-        self._hello = msgspec.msgpack.encode(ShmHello(VERSION, incarnation, geometry_of(pool)))
+    def __init__(
+        self, transport: str, pool: Pool, incarnation: str, fd: int, num_bytes: int
+    ) -> None:
+        self.transport = transport
+        hello = DescriptorHello(VERSION, incarnation, geometry_of(pool), num_bytes)
+        self._hello = msgspec.msgpack.encode(hello)
         name = f"\0paceline-kv-{secrets.token_hex(16)}"
-        self._address = ShmAddress(host_identity(), name, incarnation)
-        self._fd = os.open(f"/proc/self/fd/{pool.fd}", os.O_RDONLY | os.O_CLOEXEC)
+        self._address = DescriptorAddress(host_identity(), name, incarnation)
+        self._fd = fd
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._wake, self._woken = socket.socketpair()
-        self._thread = threading.Thread(target=self._serve, name="shm-source", daemon=True)
+        name = f"{transport}-source"
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
 
     def start(self) -> None:
         self._listener.setblocking(False)

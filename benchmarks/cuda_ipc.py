@@ -1,0 +1,191 @@
+"""Verified pulls of 4.3 GB between pools of two processes on one CUDA device.
+
+Pages are those of Llama-8B in bfloat16, 2 MiB each, scattered at both ends. `alone`: nothing else
+runs. `beside`: while an engine of that shape, random weights, decodes 64 sequences at 1024 in the
+reading process; its ITL with pulls and without is taken in turns. Without a device it exits 2.
+"""
+
+import contextlib
+import multiprocessing
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+import numpy as np
+import torch
+
+from benchmarks.common import Figures, Options, publish, show
+from benchmarks.engine_gpu import make_model, submit
+from paceline.core.kv_layout import PageGroup
+from paceline.engine.compute_stream import use_compute_stream
+from paceline.engine.config import EngineConfig
+from paceline.engine.engine import Engine
+from paceline.engine.pools import view_bytes
+from paceline.kernels.checksum import sum_pages_on_device
+from paceline.kv_transfer import registry
+from paceline.kv_transfer.base import CellSums, DevicePool, Link, TransportSettings
+from paceline.kv_transfer.cuda_memory import new_device_memory
+from paceline.kv_transfer.link_statistics import LinkStatistics
+from paceline.kv_transfer.pull import PinnedPages, pull_verified
+
+GROUP = PageGroup("full", num_layers=32, num_heads=8, head_dim=128, dtype="bfloat16")
+NUM_PAGES = 2048
+NUM_BYTES = NUM_PAGES * GROUP.page_bytes
+SETTINGS = TransportSettings(incarnation="benchmark")
+NUM_SEQUENCES, CONTEXT = 64, 1024
+WARM_UP, PULLS = 100, 100  # the device's clocks take a while to rise
+STEPS, ROUNDS = 40, 6  # of each kind, with pulls and without
+SWITCH_INTERVAL_S = 0.0002  # as in a rank
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    address: bytes
+    sums: CellSums
+
+
+def make_pool(num_pages: int) -> DevicePool:
+    memory = new_device_memory(num_pages * GROUP.page_bytes, torch.device("cuda"))
+    return DevicePool(memory.bytes, GROUP, num_pages, memory.fd)
+
+
+def serve(channel: Connection) -> None:
+    """The source process: exports a pool of random bytes until the channel closes."""
+    pool = make_pool(NUM_PAGES)
+    for part in pool.memory.split(256 << 20):
+        part.random_(0, 256)
+    source = registry.make_source("cuda_ipc", pool, SETTINGS)
+    source.start()
+    every = torch.arange(NUM_PAGES, device="cuda")
+    sums = sum_pages_on_device(view_bytes(pool.memory[:NUM_BYTES], GROUP), every, GROUP)
+    channel.send(Peer(source.address(), sums.cpu().numpy().view(np.uint64)))
+    with contextlib.suppress(EOFError):
+        channel.recv()
+
+
+@contextlib.contextmanager
+def source_process() -> Iterator[Peer]:
+    spawn = multiprocessing.get_context("spawn")
+    channel, theirs = spawn.Pipe()
+    process = spawn.Process(target=serve, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        yield channel.recv()
+    finally:
+        channel.close()
+        process.join()
+
+
+class Puller:
+    """Pulls all of the source's pages into the last pages of a pool."""
+
+    def __init__(self, link: Link, peer: Peer, num_pages: int) -> None:
+        source_pages = np.random.default_rng(1).permutation(NUM_PAGES)
+        to = np.random.default_rng(2).permutation(NUM_PAGES) + num_pages - NUM_PAGES
+        generations = np.zeros(NUM_PAGES, np.uint64)
+        self._pages = PinnedPages(source_pages, to, generations, peer.sums[source_pages])
+        self._link = link
+        self._statistics = LinkStatistics(GROUP)
+
+    def pull(self) -> float:
+        """GB/s. Raises KvMismatch for a page that is not what the source has."""
+        started = time.perf_counter()
+        pull_verified(
+            self._link,
+            self._pages,
+            self._statistics,
+            deadline=time.monotonic() + 60,
+            cancelled=threading.Event(),
+            report=lambda page, generation: show(f"page {page} arrived wrong"),
+        )
+        return NUM_BYTES / (time.perf_counter() - started) / 1e9
+
+
+def decode_alone_and_beside(engine: Engine, puller: Puller, rounds: int) -> dict[str, float]:
+    itl: dict[str, list[float]] = {"alone": [], "beside": []}
+    rates: list[float] = []
+    stop = threading.Event()
+
+    def pull_until_stopped() -> None:
+        while not stop.is_set():
+            rates.append(puller.pull())
+
+    order = ("alone", "beside", "beside", "alone")  # contexts grow: neither is always the longer
+    for turn in range(2 * rounds):
+        kind = order[turn % len(order)]
+        stop.clear()
+        thread = threading.Thread(target=pull_until_stopped)
+        if kind == "beside":
+            thread.start()
+        for _ in range(STEPS):
+            started = time.perf_counter()
+            engine.step()
+            itl[kind].append(1000 * (time.perf_counter() - started))
+        stop.set()
+        if kind == "beside":
+            thread.join()
+        show(f"{kind}: {statistics.median(itl[kind][-STEPS:]):.2f} ms a step")
+    alone, beside = (statistics.median(itl[kind]) for kind in ("alone", "beside"))
+    return {
+        "beside_gb_s": statistics.median(rates),
+        "itl_alone_ms": alone,
+        "itl_beside_ms": beside,
+        "itl_beside_of_alone": beside / alone,
+    }
+
+
+def decoding_engine(pool: DevicePool, num_pages: int, num_tokens: int) -> Engine:
+    """Over the first `num_pages` of the pool, past its prefills and its first graphs."""
+    config = EngineConfig(
+        max_batch_tokens=8192,
+        max_running=NUM_SEQUENCES,
+        step_time_ms=10000,
+        output_window_tokens=0,
+        prefix_cache=False,
+    )
+    values = pool.memory[: num_pages * GROUP.page_bytes]
+    engine = Engine(make_model(), config, (view_bytes(values, GROUP),))
+    submit(engine, NUM_SEQUENCES, CONTEXT, num_tokens)
+    while engine.scheduler.waiting or any(s.num_remaining > 1 for s in engine.state.sequences):
+        engine.step()
+    for _ in range(10):
+        engine.step()
+    return engine
+
+
+def measure(options: Options) -> Figures:
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    use_compute_stream(torch.device("cuda"))
+    rounds = 2 if options.quick else ROUNDS
+    num_tokens = 2 * rounds * STEPS + 60
+    own_pages = NUM_SEQUENCES * (-(-(CONTEXT + num_tokens) // 16) + 1) + 8
+    is_busy = threading.Event()
+    memory = new_device_memory((own_pages + NUM_PAGES) * GROUP.page_bytes, torch.device("cuda"))
+    num_pages = own_pages + NUM_PAGES
+    pool = DevicePool(memory.bytes, GROUP, num_pages, memory.fd, is_busy.is_set)
+    with source_process() as peer:
+        reader = registry.make_reader("cuda_ipc", pool, SETTINGS)
+        started = time.perf_counter()
+        link = reader.connect(peer.address, timeout_s=5)
+        connect_ms = 1000 * (time.perf_counter() - started)
+        puller = Puller(link, peer, num_pages)
+        rates = [puller.pull() for _ in range(WARM_UP + PULLS)]
+        show(f"alone: {rates[0]:.0f} GB/s at first, {max(rates):.0f} at best")
+        figures = {"alone_gb_s": statistics.median(rates[WARM_UP:]), "connect_ms": connect_ms}
+        engine = decoding_engine(pool, own_pages, num_tokens)
+        is_busy.set()
+        figures |= decode_alone_and_beside(engine, puller, rounds)
+        link.close()
+    return figures
+
+
+if __name__ == "__main__":
+    if not torch.cuda.is_available():
+        show("cuda_ipc needs a CUDA device; this machine has none")
+        sys.exit(2)
+    sys.exit(publish("cuda_ipc", measure))

@@ -1,0 +1,114 @@
+"""Bursts and pauses of copies on a device; what a lane does there is for the contract suite."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.core.errors import Overloaded
+from paceline.kv_transfer import device_copies
+from paceline.kv_transfer.base import CellSums, DevicePool, Piece
+from paceline.kv_transfer.device_copies import DeviceCopies
+from tests.contract.pools import SMALL
+
+NUM_PAGES = 32
+
+
+class Lane:
+    """Takes `burst_s` for each burst; sums are the source pages."""
+
+    burst_s = 0.0
+    bursts: list[list[int]] = []
+    num_running = 0
+    most_running = 0
+
+    def __init__(self, pool: DevicePool) -> None: ...
+
+    def copy(self, words: torch.Tensor, source: torch.Tensor, piece: Piece) -> CellSums:
+        Lane.num_running += 1
+        Lane.most_running = max(Lane.most_running, Lane.num_running)
+        time.sleep(Lane.burst_s)
+        Lane.num_running -= 1
+        Lane.bursts.append(piece.source_pages.tolist())
+        return np.repeat(piece.source_pages[:, None], SMALL.num_heads, 1).astype(np.uint64)
+
+    def seconds(self) -> float:
+        return Lane.burst_s
+
+
+@pytest.fixture
+def busy() -> threading.Event:
+    return threading.Event()
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch, busy: threading.Event) -> DeviceCopies:
+    monkeypatch.setattr(device_copies, "_Lane", Lane)
+    monkeypatch.setattr(device_copies, "BURST_BYTES", 5 * SMALL.page_bytes)
+    memory = torch.zeros(NUM_PAGES * SMALL.page_bytes, dtype=torch.uint8)
+    made = DeviceCopies(DevicePool(memory, SMALL, NUM_PAGES, is_busy=busy.is_set))
+    monkeypatch.setattr(Lane, "bursts", [])
+    monkeypatch.setattr(Lane, "most_running", 0)
+    monkeypatch.setattr(Lane, "burst_s", 0.004)
+    return made
+
+
+def copy(copies: DeviceCopies, num_pages: int, timeout_s: float = 5.0) -> CellSums:
+    source_pages = np.arange(num_pages)[::-1].copy()
+    piece = Piece(source_pages, np.arange(num_pages))
+    return copies.copy(torch.empty(0), piece, time.monotonic() + timeout_s)
+
+
+def test_a_copy_is_one_burst_while_nothing_is_computed(copies: DeviceCopies) -> None:
+    assert copy(copies, 12)[:, 0].tolist() == list(range(12))[::-1]
+    assert [len(burst) for burst in Lane.bursts] == [12]
+
+
+def test_bursts_beside_a_batch_pause_so_that_they_take_their_share(
+    copies: DeviceCopies, busy: threading.Event
+) -> None:
+    busy.set()
+    started = time.monotonic()
+    assert copy(copies, 12)[:, 0].tolist() == list(range(12))[::-1]
+    assert [len(burst) for burst in Lane.bursts] == [5, 5, 2]
+    pauses = 2 * Lane.burst_s / device_copies.BUSY_SHARE
+    assert time.monotonic() - started > pauses
+
+
+def test_all_lanes_share_the_pauses(copies: DeviceCopies, busy: threading.Event) -> None:
+    busy.set()
+    threads = [threading.Thread(target=copy, args=(copies, 5)) for _ in range(3)]
+    started = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert Lane.most_running == 1
+    assert time.monotonic() - started > 2 * Lane.burst_s / device_copies.BUSY_SHARE
+
+
+def test_a_copy_that_its_pauses_make_too_slow_is_refused_as_overload(
+    copies: DeviceCopies, busy: threading.Event
+) -> None:
+    busy.set()
+    with pytest.raises(Overloaded, match="of 32 pages were copied in time"):
+        copy(copies, 32, timeout_s=0.03)
+    assert len(Lane.bursts) < 7
+
+
+def test_more_copies_than_lanes_wait_for_one_until_their_deadline(
+    copies: DeviceCopies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Lane, "burst_s", 0.2)
+    threads = [threading.Thread(target=copy, args=(copies, 1)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    while Lane.num_running < 4:
+        time.sleep(0.001)
+    with pytest.raises(Overloaded, match="4 other copies are in flight"):
+        copy(copies, 1, timeout_s=0.01)
+    copy(copies, 1, timeout_s=5)
+    for thread in threads:
+        thread.join()
