@@ -6,6 +6,7 @@ page that belongs to nobody, and their logits are dropped.
 
 import contextlib
 import dataclasses
+import functools
 import gc
 from collections.abc import Iterator
 
@@ -72,25 +73,25 @@ class DecodeGraphs:
             self.pools[0].device,
             len(self.model.layout.groups),
         )
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
             for _ in range(2):  # libraries allocate their workspaces outside the capture
                 self.model.forward(batch, self.pools)
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         # Other threads may call CUDA meanwhile, as those that copy KV do.
-        capture = torch.cuda.graph(
-            graph, stream=_same_priority(), capture_error_mode="thread_local"
-        )
+        stream = _capture_stream(torch.cuda.current_stream().priority)
+        capture = torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local")
         with no_garbage_collection(), capture:
             logits = self.model.forward(batch, self.pools)
         return Captured(graph, batch, logits)
 
 
-def _same_priority() -> torch.cuda.Stream:
-    """A stream to capture on: its priority becomes that of the graph."""
-    priority = torch.cuda.current_stream().priority
+@functools.cache
+def _capture_stream(priority: int) -> torch.cuda.Stream:
+    """Its priority becomes that of the graph. One for all: memory freed on a stream is used again
+    on that stream only."""
     return torch.cuda.Stream(priority=priority)  # type: ignore[no-untyped-call]
 
 
