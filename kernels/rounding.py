@@ -45,7 +45,7 @@ def _in_parts(
 
 def _symmetric(groups: torch.Tensor) -> _Rounded:
     """groups [n, GROUP, out]. The scale is rounded first, then the numbers fit it."""
-    scales = (groups.abs().amax(dim=1) / 127).clamp(max=_MOST).half()
+    scales = _to_half(groups.abs().amax(dim=1) / 127, 127)
     numbers = (groups / _divisor(scales)).round_().clamp_(-127, 127).add_(128)
     return numbers.byte(), scales, None
 
@@ -53,11 +53,19 @@ def _symmetric(groups: torch.Tensor) -> _Rounded:
 def _from_lowest(groups: torch.Tensor) -> _Rounded:
     lowest, highest = groups.aminmax(dim=1)
     least = torch.maximum(lowest.abs(), highest.abs()) * _FINEST
-    scales = torch.maximum((highest - lowest) / 15, least).clamp(max=_MOST).half()
+    scales = _to_half(torch.maximum((highest - lowest) / 15, least), 15)
     divisor = _divisor(scales)
     zeros = (-lowest / divisor[:, 0]).half()
     numbers = (groups / divisor).add_(zeros.float()[:, None]).round_().clamp_(0, 15)
     return numbers.byte(), scales, zeros
+
+
+def _to_half(needed: torch.Tensor, num_steps: int) -> torch.Tensor:
+    """Scales in 16 bits. Below 2**-14 these lie far apart: one that has come out too small for the
+    last of its steps, by more than half of it, is taken up."""
+    scales = needed.clamp(max=_MOST).half()
+    short = (needed > scales.float() * (1 + 0.5 / num_steps)) & (needed < _MOST)
+    return torch.where(short, (scales.view(torch.int16) + 1).view(torch.float16), scales)
 
 
 def _divisor(scales: torch.Tensor) -> torch.Tensor:
