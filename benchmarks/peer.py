@@ -8,7 +8,11 @@ from pathlib import Path
 from benchmarks.common import ROOT, show
 
 SCRIPTS = ROOT / "benchmarks" / "peers"
-INTERPRETERS = {"vllm_cpu": "PACELINE_PEER_VLLM", "llamacpp": "PACELINE_PEER_LLAMA"}
+INTERPRETERS = {
+    "vllm_cpu": "PACELINE_PEER_VLLM",
+    "llamacpp": "PACELINE_PEER_LLAMA",
+    "dynamo_radix": "PACELINE_PEER_DYNAMO",
+}
 TIMEOUT_S = 1800.0
 
 

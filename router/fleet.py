@@ -1,8 +1,10 @@
 """All workers that the router knows: their links, what may be planned on, the models they serve."""
 
 import asyncio
+import operator
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 from paceline.core.keys import root_key, tenant_salt
 from paceline.router.config import RouterConfig
@@ -13,7 +15,22 @@ from paceline.router.worker_session import WorkerSession
 from paceline.v1 import control_pb2, worker_pb2
 
 RECENT_HALF_LIFE_S = 60.0
+_RECENT = operator.attrgetter("recent_requests")
 MODEL_MEMORY_S = 60.0  # least time that a model without workers is unavailable, then unknown
+
+
+@dataclass(slots=True)
+class Revision:
+    """The connected workers of one revision of a model."""
+
+    model: str
+    context_length: int = 0  # of the worker with the most room
+    prefill: list[WorkerSession] = field(default_factory=list)
+    decode: list[WorkerSession] = field(default_factory=list)
+
+    def add(self, session: WorkerSession) -> None:
+        (self.prefill if session.is_prefill else self.decode).append(session)
+        self.context_length = max(self.context_length, session.info.context_length)
 
 
 class Fleet:
@@ -28,10 +45,19 @@ class Fleet:
         self._secret = config.secret.encode()
         self._last_usable: dict[tuple[str, int], float] = {}  # by content digest, context length
         self._models: dict[str, control_pb2.ModelInfo] = {}  # by name
+        self._revisions: dict[str, Revision] = {}  # by content digest
         self._decayed_at = asyncio.get_running_loop().time()
 
     def sessions(self) -> Iterator[WorkerSession]:
         return (link.session for link in self.links.values() if link.session is not None)
+
+    def session_of(self, worker_id: str, incarnation: str) -> WorkerSession | None:
+        link = self.links.get(worker_id)
+        session = None if link is None else link.session
+        return session if session is not None and session.incarnation == incarnation else None
+
+    def revision(self, content_digest: str) -> Revision | None:
+        return self._revisions.get(content_digest)
 
     def add(self, info: worker_pb2.WorkerInfo) -> None:
         """A record says that this worker is there."""
@@ -76,24 +102,25 @@ class Fleet:
 
     def context_length(self, content_digest: str) -> int:
         """Of the worker with the most room; as it was listed, while there is none."""
-        infos = [session.info for session in self.sessions()]
-        lengths = [i.context_length for i in infos if i.content_digest == content_digest]
+        if revision := self._revisions.get(content_digest):
+            return revision.context_length
         listed = (m for m in self._models.values() if m.content_digest == content_digest)
-        return max(lengths or (m.context_length for m in listed), default=0)
+        return max((m.context_length for m in listed), default=0)
 
-    def candidates(
-        self, sessions: list[WorkerSession], cached: dict[str, int], now: float
-    ) -> list[Candidate]:
-        """Those of `sessions` with a free slot. `cached`: tokens of the request, by worker id."""
-        self._decay(now)
-        limit = self._config.max_slots_per_worker
-        free = [s for s in sessions if s.num_in_flight < limit and not s.is_busy(now)]
-        return [candidate_of(s, cached.get(s.worker_id, 0), sessions) for s in free]
+    def can_take(self, session: WorkerSession, now: float, num_tokens: int) -> bool:
+        """It may get work, has room for `num_tokens`, and a free slot."""
+        return (
+            session.num_in_flight < self._config.max_slots_per_worker
+            and session.info.context_length >= num_tokens
+            and session.is_usable(now, self._config.stale_after_s)
+            and not session.is_busy(now)
+        )
 
     def digest_of(self, model: str, tenant: str, root: bytes) -> str | None:
         """The content digest that a request's keys are rooted in; None: of no worker we know."""
         salt = tenant_salt(self._secret, tenant)
-        digests = {s.info.content_digest for s in self.sessions() if s.info.model == model}
+        revisions = self._revisions.items()
+        digests = {digest for digest, revision in revisions if revision.model == model}
         if model in self._models:
             digests.add(self._models[model].content_digest)
         return next((d for d in sorted(digests) if root_key(d, salt) == root), None)
@@ -110,7 +137,8 @@ class Fleet:
         with the context of the one with the most room."""
         tally: dict[str, Tally[bytes]] = {}
         room: dict[bytes, int] = {}
-        for digest in {session.info.content_digest for session in self.sessions()}:
+        self._group()
+        for digest in self._revisions:
             self.usable(digest, now)
         for session in self.sessions():
             if not session.load.draining and not session.is_prefill:
@@ -132,6 +160,12 @@ class Fleet:
         if listed != self._models:
             self._models = listed
             self.on_models()
+
+    def _group(self) -> None:
+        self._revisions = {}
+        for session in self.sessions():
+            info = session.info
+            self._revisions.setdefault(info.content_digest, Revision(info.model)).add(session)
 
     def report(self) -> None:
         """Brings the gauges of workers up to date."""
@@ -176,7 +210,7 @@ class Fleet:
         info = session.info
         self._last_usable[info.content_digest, info.context_length] = now
 
-    def _decay(self, now: float) -> None:
+    def decay(self, now: float) -> None:
         """Halves what is recent every RECENT_HALF_LIFE_S, in steps of at least a second."""
         if now - self._decayed_at < 1:
             return
@@ -186,12 +220,14 @@ class Fleet:
             session.recent_requests *= factor
 
 
-def candidate_of(
-    session: WorkerSession, num_cached_tokens: int, sessions: list[WorkerSession]
-) -> Candidate:
-    """What the planner sees of a session among its peers."""
-    peers = [s.recent_requests for s in sessions if s.is_prefill == session.is_prefill]
-    mean = sum(peers) / len(peers)
+def mean_recent(sessions: list[WorkerSession]) -> float:
+    """Recent requests of the workers of one role, on average."""
+    total: float = sum(map(_RECENT, sessions))
+    return total / max(1, len(sessions))
+
+
+def candidate_of(session: WorkerSession, num_cached_tokens: int, mean: float) -> Candidate:
+    """What the planner sees of a session. `mean`: of the recent requests of its peers."""
     load = session.load
     return Candidate(
         worker=session.worker_id,
@@ -202,7 +238,7 @@ def candidate_of(
         num_running=max(load.num_running + load.num_waiting, session.num_in_flight),
         num_free_pages=load.num_free_pages,
         num_pages=load.num_pages,
-        most_pages=tuple(session.info.most_pages) or (0,),
+        most_pages=session.most_pages,
         recent_share=session.recent_requests / mean if mean else 1.0,
     )
 

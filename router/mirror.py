@@ -21,6 +21,7 @@ from paceline.rpc.redis_schema import (
 )
 
 MAX_TIERS = 8  # of a worker, beside its pool
+Owner = tuple[tuple[str, str], str]  # of a view: (worker id, incarnation), tier
 MAX_EVENT_BYTES = MAX_EVENT_KEYS * INDEX_KEY_BYTES
 
 
@@ -74,15 +75,6 @@ def parse_tier(raw: bytes) -> str:
 
 class Diverged(Exception):
     """What we hold of a worker is not what it says it holds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """Of a view."""
-
-    worker_id: str
-    incarnation: str
-    tier: str
 
 
 class WorkerMirror:
@@ -180,7 +172,7 @@ class WorkerMirror:
         view = self._views.get(tier)
         if view is None and len(tier) <= MAX_TIER_CHARS and len(self._views) <= MAX_TIERS:
             view = self._views[tier] = self._index.open()
-            self._owners[view] = Owner(self.worker_id, self.incarnation, tier)
+            self._owners[view] = (self.worker_id, self.incarnation), tier
         return view
 
 
@@ -211,13 +203,16 @@ class MirrorSet:
     def cached_blocks(self, block_keys: bytes) -> dict[tuple[str, str], int]:
         """Leading blocks that each (worker id, incarnation) holds in the best of its tiers, by what
         it published."""
-        by_tier = self.blocks_by_tier(block_keys)
-        return {owner: max(blocks.values()) for owner, blocks in by_tier.items()}
+        most: dict[tuple[str, str], int] = {}
+        for view, num_blocks in self.index.match(block_keys, KEY_BYTES).items():
+            worker, _ = self._owners[view]
+            most[worker] = max(most.get(worker, 0), num_blocks)
+        return most
 
     def blocks_by_tier(self, block_keys: bytes) -> dict[tuple[str, str], dict[str, int]]:
         """The same, tier by tier; only what is not 0."""
         held: dict[tuple[str, str], dict[str, int]] = {}
         for view, num_blocks in self.index.match(block_keys, KEY_BYTES).items():
-            owner = self._owners[view]
-            held.setdefault((owner.worker_id, owner.incarnation), {})[owner.tier] = num_blocks
+            worker, tier = self._owners[view]
+            held.setdefault(worker, {})[tier] = num_blocks
         return held

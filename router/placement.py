@@ -16,8 +16,8 @@ from paceline.core.keys import HASH_BLOCK_TOKENS
 from paceline.router.admission import Order
 from paceline.router.attempt import Attempt
 from paceline.router.config import RouterConfig
-from paceline.router.fleet import Fleet
-from paceline.router.planner import Job, plan
+from paceline.router.fleet import Fleet, candidate_of, mean_recent
+from paceline.router.planner import Candidate, Job, Plan, Whole, draw, plan
 from paceline.router.request import Request
 from paceline.router.worker_session import WorkerSession
 
@@ -112,42 +112,64 @@ class Placer:
         if not choices:
             raise Cancelled("nothing of the request is wanted any more")
         now = asyncio.get_running_loop().time()
-        request = line.request
-        sessions = self._fleet.usable(line.digest, now, request.num_tokens_at_most)
-        if not _can_finish(sessions, line):
+        num_tokens = line.request.num_prompt_tokens + len(line.request.logs[choices[0]].tokens)
+        job = Job(num_tokens, line.num_remaining, len(choices), line.avoid, line.may_split)
+        found = self._plan(line, job, now)
+        if found is None:
             self._check_patience(line, now)
             return None
-        num_tokens = request.num_prompt_tokens + len(request.logs[choices[0]].tokens)
-        cached = self._cached_tokens(line, sessions, num_tokens, now)
-        candidates = self._fleet.candidates(sessions, cached, now)
-        job = Job(num_tokens, line.num_remaining, len(choices), line.avoid, line.may_split)
-        found = plan(job, candidates, self._config.split_min_tokens, self._rng)
-        if found is None:
+        return Attempt(line.request, choices, found, self._sessions_of(found))
+
+    def _plan(self, line: Line, job: Job, now: float) -> Plan | None:
+        revision = self._fleet.revision(line.digest)
+        if revision is None:
             return None
-        return Attempt(request, choices, found, {s.worker_id: s for s in sessions})
+        self._fleet.decay(now)
+        cached = self._cached_tokens(line, job.num_tokens, now)
+        warmest = sorted(cached, key=lambda s: (-cached[s], self._rng.random()))
+
+        def drawn(workers: list[WorkerSession], *, prefill: bool) -> list[Candidate]:
+            mean = mean_recent(workers)
+
+            def describe(session: WorkerSession) -> Candidate | None:
+                if not self._fleet.can_take(session, now, line.request.num_tokens_at_most):
+                    return None
+                return candidate_of(session, cached.get(session, 0), mean)
+
+            warm = (s for s in warmest if s.is_prefill == prefill)
+            return draw(job, workers, warm, describe, self._rng)
+
+        sides = drawn(revision.prefill, prefill=True), drawn(revision.decode, prefill=False)
+        return plan(job, *sides, self._config.split_min_tokens, self._rng)
+
+    def _sessions_of(self, found: Plan) -> dict[str, WorkerSession]:
+        """The sessions of a plan that was made just now, by worker id."""
+        candidates = [found.worker] if isinstance(found, Whole) else [found.prefill, found.decode]
+        sessions = {c.worker: self._fleet.links[c.worker].session for c in candidates}
+        return {worker: session for worker, session in sessions.items() if session is not None}
 
     def _check_patience(self, line: Line, now: float) -> None:
-        last_usable = self._fleet.last_usable(line.digest, line.request.num_tokens_at_most)
+        """Raises Unavailable when there was nobody for long who could finish it, busy or not."""
+        num_tokens = line.request.num_tokens_at_most
+        if _can_finish(self._fleet.usable(line.digest, now, num_tokens), line):
+            return
+        last_usable = self._fleet.last_usable(line.digest, num_tokens)
         if now - max(last_usable, line.failed_at) > self._config.worker_wait_s:
             raise Unavailable("no worker is ready to serve the model", retry_after_s=5)
 
-    def _cached_tokens(
-        self, line: Line, sessions: list[WorkerSession], num_tokens: int, now: float
-    ) -> dict[str, int]:
-        """By worker id; the last token is always computed, and the whole prompt where its logits
-        are asked for."""
+    def _cached_tokens(self, line: Line, num_tokens: int, now: float) -> dict[WorkerSession, int]:
+        """Of those that have some; the last token is always computed, and the whole prompt where
+        its logits are asked for."""
         if line.request.has_prompt_logprobs and num_tokens == line.request.num_prompt_tokens:
             return {}
         if now - line.looked_up_at > LOOKUP_LIFE_S:
             line.blocks = self._lookup.cached_blocks(line.request.block_keys)
             line.looked_up_at = now
-        blocks = line.blocks
+        found = ((self._fleet.session_of(*owner), n) for owner, n in line.blocks.items())
         return {
-            s.worker_id: min(
-                HASH_BLOCK_TOKENS * blocks.get((s.worker_id, s.info.incarnation), 0),
-                num_tokens - 1,
-            )
-            for s in sessions
+            session: min(HASH_BLOCK_TOKENS * num_blocks, num_tokens - 1)
+            for session, num_blocks in found
+            if session is not None and session.info.content_digest == line.digest
         }
 
 

@@ -9,11 +9,15 @@ Cost is counted in tokens of prefill, the currency of time to first token:
 
 Candidates are the one with the longest cached prefix and two drawn at random (power of two
 choices); of those within NEAR_TOKENS of the cheapest, the least busy one is taken, ties by lot.
+Only who is drawn is looked at, so that a decision among 512 workers costs little more than one
+among 8. docs/routing.md explains the terms.
 """
 
+import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
 
 from paceline.core.kv_layout import PAGE_TOKENS
 
@@ -22,11 +26,11 @@ HERD_FACTOR = 4
 BALANCE = 1.5
 FAIR_SHARE_SLACK = 1.15  # shares up to here cost nothing: sessions stay where their KV is
 NEAR_TOKENS = 48
+FIRST_DRAWN = 6  # at most; two of them are taken, if they can take the job
 PULL_COST = 0.125  # of a token pulled, in tokens computed
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """What the router knows of a worker that may take this request now."""
 
     worker: str
@@ -56,11 +60,29 @@ class Job:
         return sum(min(num_blocks, most or num_blocks) for most in candidate.most_pages)
 
 
+class Cost(NamedTuple):
+    """The terms of a candidate's cost, each in tokens of prefill."""
+
+    uncached: float  # what the request itself computes or pulls
+    waiting: float  # to compute before it
+    unreported: float  # sent since the worker's last report, which others saw, too
+    running: float  # sequences that step together with it
+    balance: float  # above its fair share of recent requests
+
+    @property
+    def total(self) -> float:
+        return sum(self)
+
+
+Considered = tuple[Candidate, Cost]
+
+
 @dataclass(frozen=True, slots=True)
 class Whole:
     """Prefill and decode on one worker."""
 
     worker: Candidate
+    considered: tuple[Considered, ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,69 +91,108 @@ class Split:
 
     prefill: Candidate
     decode: Candidate
+    considered: tuple[Considered, ...] = field(default=(), compare=False, repr=False)
 
 
 Plan = Whole | Split
+W = TypeVar("W")
+
+
+def draw(
+    job: Job,
+    workers: Sequence[W],
+    warmest: Iterable[W],
+    describe: Callable[[W], Candidate | None],
+    rng: random.Random,
+) -> list[Candidate]:
+    """Two of `workers` at random, and the first of `warmest`, of those that can take the job.
+
+    `describe` is asked for those alone that come up; None: it can take nothing now. Who failed the
+    job before is drawn only when there is nobody else.
+    """
+    avoided: dict[str, Candidate] = {}
+
+    def fitting(those: Iterable[W]) -> Iterator[Candidate]:
+        for candidate in map(describe, those):
+            if candidate is not None and _has_room(candidate, job):
+                if candidate.worker not in job.avoid:
+                    yield candidate
+                elif len(avoided) < 2:
+                    avoided[candidate.worker] = candidate
+
+    drawn = {c.worker: c for c in itertools.islice(fitting(_in_random_order(workers, rng)), 2)}
+    if (warm := next(fitting(warmest), None)) is not None:
+        drawn[warm.worker] = warm
+    return list((drawn or avoided).values())
 
 
 def plan(
-    job: Job, candidates: Sequence[Candidate], split_min_tokens: int, rng: random.Random
+    job: Job,
+    prefill: Sequence[Candidate],
+    decode: Sequence[Candidate],
+    split_min_tokens: int,
+    rng: random.Random,
 ) -> Plan | None:
-    """The plan for `job`; None when no worker can take it now."""
-    prefill = _willing(job, [c for c in candidates if c.is_prefill])
-    decode = _willing(job, [c for c in candidates if not c.is_prefill and _has_room(c, job)])
+    """The plan for `job` among those drawn; None when no worker can take it now."""
     if job.num_remaining <= 1 and (prefill or decode):
-        return Whole(choose(job, prefill + decode, whole_cost, rng))
+        return Whole(*choose(job, [*prefill, *decode], whole_cost, rng))
     if not decode:
         return None
-    reader = choose(job, decode, decode_cost if prefill and job.may_split else whole_cost, rng)
-    uncached = job.num_tokens - reader.num_cached_tokens
-    if not prefill or not job.may_split or uncached <= split_min_tokens:
-        return Whole(reader)
-    return Split(choose(job, prefill, whole_cost, rng), reader)
+    may_split = bool(prefill) and job.may_split
+    reader, readers = choose(job, decode, decode_cost if may_split else whole_cost, rng)
+    if not may_split or job.num_tokens - reader.num_cached_tokens <= split_min_tokens:
+        return Whole(reader, readers)
+    source, sources = choose(job, prefill, whole_cost, rng)
+    return Split(source, reader, sources + readers)
 
 
 def choose(
     job: Job,
     candidates: Sequence[Candidate],
-    cost: Callable[[Job, Candidate], float],
+    cost_of: Callable[[Job, Candidate], Cost],
     rng: random.Random,
-) -> Candidate:
-    drawn = rng.sample(candidates, min(2, len(candidates)))
-    most_cached = max(candidates, key=lambda c: (c.num_cached_tokens, rng.random()))
-    if most_cached.num_cached_tokens:
-        drawn.append(most_cached)
-    costs = [cost(job, candidate) for candidate in drawn]
-    limit = min(costs) + NEAR_TOKENS
-    near = [c for c, cost in zip(drawn, costs, strict=True) if cost <= limit]
-    return min(near, key=lambda c: (c.num_running, rng.random()))
+) -> tuple[Candidate, tuple[Considered, ...]]:
+    """The one to take, and the costs of all."""
+    costs = [cost_of(job, candidate) for candidate in candidates]
+    totals = [cost.total for cost in costs]
+    limit = min(totals) + NEAR_TOKENS
+    near = [c for c, total in zip(candidates, totals, strict=True) if total <= limit]
+    chosen = min(near, key=lambda c: (c.num_running, rng.random()))
+    return chosen, tuple(zip(candidates, costs, strict=True))
 
 
-def whole_cost(job: Job, candidate: Candidate) -> float:
-    return _uncached(job, candidate) + _load_cost(job, candidate)
+def whole_cost(job: Job, candidate: Candidate) -> Cost:
+    return _cost(job, candidate, 1.0)
 
 
-def decode_cost(job: Job, candidate: Candidate) -> float:
-    return PULL_COST * _uncached(job, candidate) + _load_cost(job, candidate)
+def decode_cost(job: Job, candidate: Candidate) -> Cost:
+    """What is not cached is pulled instead of computed."""
+    return _cost(job, candidate, PULL_COST)
 
 
-def _uncached(job: Job, candidate: Candidate) -> int:
-    return max(0, job.num_tokens - candidate.num_cached_tokens)
-
-
-def _load_cost(job: Job, candidate: Candidate) -> float:
-    herd = (HERD_FACTOR - 1) * candidate.num_unreported_tokens
+def _cost(job: Job, candidate: Candidate, token_cost: float) -> Cost:
     excess = max(0.0, candidate.recent_share - FAIR_SHARE_SLACK)
-    balance = BALANCE * job.num_tokens * excess
-    running = RUNNING_TOKENS * candidate.num_running
-    return candidate.num_waiting_tokens + herd + running + balance
+    return Cost(
+        token_cost * max(0, job.num_tokens - candidate.num_cached_tokens),
+        candidate.num_waiting_tokens,
+        (HERD_FACTOR - 1) * candidate.num_unreported_tokens,
+        RUNNING_TOKENS * candidate.num_running,
+        BALANCE * job.num_tokens * excess,
+    )
 
 
 def _has_room(candidate: Candidate, job: Job) -> bool:
     """A job larger than the pool passes: the worker refuses it with the numbers in the error."""
+    if candidate.is_prefill:
+        return True
     num_pages = job.num_pages_on(candidate)
     return num_pages <= candidate.num_free_pages or num_pages > candidate.num_pages
 
 
-def _willing(job: Job, candidates: list[Candidate]) -> list[Candidate]:
-    return [c for c in candidates if c.worker not in job.avoid] or candidates
+def _in_random_order(workers: Sequence[W], rng: random.Random) -> Iterator[W]:
+    """Shuffles all only for those who want more than the first few."""
+    drawn = dict.fromkeys(int(rng.random() * len(workers)) for _ in workers[:FIRST_DRAWN])
+    yield from (workers[i] for i in drawn)
+    rest = [i for i in range(len(workers)) if i not in drawn]
+    rng.shuffle(rest)
+    yield from (workers[i] for i in rest)

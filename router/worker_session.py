@@ -85,6 +85,10 @@ class Flight:
 class WorkerSession:
     def __init__(self, info: worker_pb2.WorkerInfo, now: float) -> None:
         self.info = info
+        self.worker_id = info.worker_id
+        self.incarnation = info.incarnation
+        self.is_prefill = info.role == worker_pb2.ROLE_PREFILL
+        self.most_pages = tuple(info.most_pages) or (0,)
         self.load = worker_pb2.Load(num_free_pages=info.num_pages, num_pages=info.num_pages)
         self.outbox: asyncio.Queue[worker_pb2.WorkerCommand] = asyncio.Queue(OUTBOX_LIMIT)
         self.flights: dict[int, Flight] = {}
@@ -103,14 +107,6 @@ class WorkerSession:
         self._slots = itertools.count(1)
         self._busy_until = 0.0
         self._busy_pause = BUSY_BACKOFF_S[0]
-
-    @property
-    def worker_id(self) -> str:
-        return self.info.worker_id
-
-    @property
-    def is_prefill(self) -> bool:
-        return self.info.role == worker_pb2.ROLE_PREFILL
 
     @property
     def num_in_flight(self) -> int:

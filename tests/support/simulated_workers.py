@@ -8,9 +8,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from paceline.core.keys import KEY_BYTES, chain_keys
-from paceline.router.fleet import candidate_of
+from paceline.router.fleet import candidate_of, mean_recent
 from paceline.router.index import PrefixIndex
-from paceline.router.planner import Candidate, Job, Whole, plan
+from paceline.router.planner import Candidate, Job, Plan, Whole, draw, plan
 from paceline.router.worker_session import WorkerSession
 from paceline.v1 import worker_pb2
 
@@ -19,6 +19,18 @@ TOKEN_S = 0.02
 OUTPUT_TOKENS = 100
 
 Policy = Callable[[Job, list[Candidate]], Candidate]
+
+
+def plan_among(job: Job, candidates: list[Candidate], rng: random.Random) -> Plan | None:
+    """As the router does it, when these are all workers."""
+    sides = []
+    for is_prefill in (True, False):
+        those = [c for c in candidates if c.is_prefill == is_prefill]
+        warm = [c for c in those if c.num_cached_tokens]
+        rng.shuffle(warm)
+        warm.sort(key=lambda c: -c.num_cached_tokens)
+        sides.append(draw(job, those, warm, lambda candidate: candidate, rng))
+    return plan(job, *sides, 32, rng)
 
 
 @dataclass
@@ -56,9 +68,9 @@ class Simulation:
         """Plans and sends a request; returns the worker's name."""
         keys = b"".join(chain_keys(bytes(32), tokens))
         found = self.index.match(keys, KEY_BYTES)
-        sessions = [worker.session for worker in self.workers.values()]
+        mean = mean_recent([worker.session for worker in self.workers.values()])
         candidates = [
-            candidate_of(w.session, min(16 * found.get(w.view, 0), len(tokens) - 1), sessions)
+            candidate_of(w.session, min(16 * found.get(w.view, 0), len(tokens) - 1), mean)
             for w in self.workers.values()
         ]
         chosen = self._choose(Job(len(tokens), output_tokens), candidates)
@@ -76,7 +88,7 @@ class Simulation:
     def _choose(self, job: Job, candidates: list[Candidate]) -> Candidate:
         if self.policy is not None:
             return self.policy(job, candidates)
-        found = plan(job, candidates, 32, self.rng)
+        found = plan_among(job, candidates, self.rng)
         assert isinstance(found, Whole)
         return found.worker
 

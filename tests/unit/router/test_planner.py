@@ -6,73 +6,84 @@ from collections import Counter
 
 import pytest
 
-from paceline.router.planner import Candidate, Job, Split, Whole, choose, plan, whole_cost
+from paceline.router.planner import Candidate, Job, Split, Whole, draw
 from paceline.v1 import worker_pb2
-from tests.support.simulated_workers import Simulation
+from tests.support.simulated_workers import Simulation, plan_among
 
 _RNG = random.Random(0)
 _P0, _P1 = Candidate("p0", True), Candidate("p1", True)
 _D0, _D1 = Candidate("d0", False), Candidate("d1", False)
 
 
-def _with(candidate: Candidate, **fields: int) -> Candidate:
-    names = candidate.__slots__
-    return Candidate(**{**{name: getattr(candidate, name) for name in names}, **fields})
-
-
 def test_long_prompts_are_split_and_short_ones_are_not() -> None:
-    assert plan(Job(33, 8), [_P0, _D0], 32, _RNG) == Split(_P0, _D0)
-    assert plan(Job(32, 8), [_P0, _D0], 32, _RNG) == Whole(_D0)
-    warm = _with(_D0, num_cached_tokens=480)
-    assert plan(Job(500, 8), [_P0, warm], 32, _RNG) == Whole(warm)
+    assert plan_among(Job(33, 8), [_P0, _D0], _RNG) == Split(_P0, _D0)
+    assert plan_among(Job(32, 8), [_P0, _D0], _RNG) == Whole(_D0)
+    warm = _D0._replace(num_cached_tokens=480)
+    assert plan_among(Job(500, 8), [_P0, warm], _RNG) == Whole(warm)
 
 
 def test_without_prefill_workers_decode_does_it_all() -> None:
-    assert plan(Job(500, 8), [_D0], 32, _RNG) == Whole(_D0)
-    assert plan(Job(500, 8, may_split=False), [_P0, _D0], 32, _RNG) == Whole(_D0)
+    assert plan_among(Job(500, 8), [_D0], _RNG) == Whole(_D0)
+    assert plan_among(Job(500, 8, may_split=False), [_P0, _D0], _RNG) == Whole(_D0)
 
 
 def test_prefill_workers_alone_serve_single_tokens_only() -> None:
-    assert plan(Job(500, 1), [_P0], 32, _RNG) == Whole(_P0)
-    assert plan(Job(500, 2), [_P0], 32, _RNG) is None
-    assert plan(Job(500, 2), [], 32, _RNG) is None
+    assert plan_among(Job(500, 1), [_P0], _RNG) == Whole(_P0)
+    assert plan_among(Job(500, 2), [_P0], _RNG) is None
+    assert plan_among(Job(500, 2), [], _RNG) is None
 
 
 def test_who_failed_before_is_the_last_resort() -> None:
     job = Job(500, 8, avoid=frozenset({"p0", "d0"}))
     for _ in range(20):
-        assert plan(job, [_P0, _P1, _D0, _D1], 32, _RNG) == Split(_P1, _D1)
-    assert plan(job, [_P0, _D0], 32, _RNG) == Split(_P0, _D0)
+        assert plan_among(job, [_P0, _P1, _D0, _D1], _RNG) == Split(_P1, _D1)
+    assert plan_among(job, [_P0, _D0], _RNG) == Split(_P0, _D0)
 
 
 def test_decode_workers_without_room_are_passed_over() -> None:
-    full = _with(_D0, num_free_pages=10, num_pages=100)
-    assert plan(Job(160, 8), [_P0, full, _D1], 32, _RNG) == Split(_P0, _D1)
-    assert plan(Job(160, 8), [_P0, full], 32, _RNG) is None
-    assert plan(Job(16 * 100, 8), [_P0, full], 32, _RNG) == Split(_P0, full), "it must refuse"
+    full = _D0._replace(num_free_pages=10, num_pages=100)
+    assert plan_among(Job(160, 8), [_P0, full, _D1], _RNG) == Split(_P0, _D1)
+    assert plan_among(Job(160, 8), [_P0, full], _RNG) is None
+    assert plan_among(Job(16 * 100, 8), [_P0, full], _RNG) == Split(_P0, full), "it must refuse"
 
 
 def test_room_is_counted_by_page_group() -> None:
     """Where a window slides a long prompt needs no more pages than the window."""
-    windowed = _with(_D0, num_pages=500, num_free_pages=120, most_pages=(0, 20, 20))
-    assert plan(Job(16 * 78, 8), [_P0, windowed], 32, _RNG) == Split(_P0, windowed)
-    assert plan(Job(16 * 81, 8), [_P0, windowed], 32, _RNG) is None
-    full = _with(windowed, most_pages=(0, 0, 0))
-    assert plan(Job(16 * 40, 8), [_P0, full], 32, _RNG) is None
+    windowed = _D0._replace(num_pages=500, num_free_pages=120, most_pages=(0, 20, 20))
+    assert plan_among(Job(16 * 78, 8), [_P0, windowed], _RNG) == Split(_P0, windowed)
+    assert plan_among(Job(16 * 81, 8), [_P0, windowed], _RNG) is None
+    full = windowed._replace(most_pages=(0, 0, 0))
+    assert plan_among(Job(16 * 40, 8), [_P0, full], _RNG) is None
 
 
 def test_the_longest_cached_prefix_wins_unless_its_worker_is_loaded() -> None:
-    warm = _with(_D1, num_cached_tokens=400)
-    loaded = _with(warm, num_waiting_tokens=1000)
+    warm = _D1._replace(num_cached_tokens=400)
+    loaded = warm._replace(num_waiting_tokens=1000)
     job = Job(500, 8)
     many = [Candidate(f"d{i}", False) for i in range(2, 10)]
-    assert all(choose(job, [*many, warm], whole_cost, _RNG) is warm for _ in range(50))
-    assert all(choose(job, [*many, loaded], whole_cost, _RNG) is not loaded for _ in range(50))
+    for _ in range(50):
+        assert plan_among(job, [*many, warm], _RNG) == Whole(warm)
+        assert plan_among(job, [*many, loaded], _RNG) != Whole(loaded)
 
 
 def test_equal_workers_are_drawn_by_lot() -> None:
-    drawn = Counter(choose(Job(100, 8), [_D0, _D1], whole_cost, _RNG).worker for _ in range(400))
-    assert min(drawn.values()) > 150
+    drawn = Counter(str(plan_among(Job(100, 8), [_D0, _D1], _RNG)) for _ in range(400))
+    assert len(drawn) == 2 and min(drawn.values()) > 150
+
+
+def test_only_who_is_drawn_is_looked_at() -> None:
+    looked_at: list[int] = []
+
+    def describe(number: int) -> Candidate | None:
+        looked_at.append(number)
+        return None if number == 7 else Candidate(f"d{number}", False)
+
+    drawn = draw(Job(500, 8), range(512), [7, 9, 11], describe, _RNG)
+    assert "d9" in {candidate.worker for candidate in drawn} and len(drawn) == 3
+    assert len(looked_at) <= 5
+    looked_at.clear()
+    busy = draw(Job(500, 8), range(512), [], lambda n: looked_at.append(n), _RNG)
+    assert busy == [] and sorted(looked_at) == list(range(512)), "all were asked, once"
 
 
 def test_infera_103_paced_sessions_use_both_workers() -> None:
@@ -134,7 +145,7 @@ def _load_all_but(simulation: Simulation, idle: str) -> None:
 def test_dynamo_589_many_routers_do_not_all_pick_the_idle_worker(num_tokens: int) -> None:
     """https://github.com/ai-dynamo/dynamo/issues/589: one metrics period, the same best worker."""
     shares = []
-    for trial in range(4):
+    for trial in range(6):
         idle = 0
         for router in range(16):
             simulation = Simulation(8, seed=1000 * trial + router)
@@ -142,8 +153,8 @@ def test_dynamo_589_many_routers_do_not_all_pick_the_idle_worker(num_tokens: int
             for number in range(10):
                 idle += simulation.start([trial, router, number] * (num_tokens // 3)) == "d3"
         shares.append(idle / 160)
-    assert max(shares) <= 2 / 8
-    assert statistics.mean(shares) > 1 / 8, "it is idle, after all"
+    assert 1 / 8 < statistics.mean(shares) <= 2 / 8, "it is idle, after all"
+    assert max(shares) <= 2.5 / 8, "160 lots of one in four: two deviations"
 
 
 def test_sglang_14305_cache_misses_avoid_the_overloaded_worker() -> None:
