@@ -1,7 +1,8 @@
 """The engine on a CUDA device: same tokens as on the CPU, decode steps replayed as graphs.
 
 Runs in process, float32 on both sides; without a device it says so and exits 2. The times of a
-decode step are in bfloat16, batch 8, contexts of about 128 tokens; `torch` without our kernels.
+decode step are in bfloat16, batch 8, contexts of about 128 tokens; `serial` without a step that is
+launched behind it, `torch` without our kernels.
 """
 
 import os
@@ -27,9 +28,11 @@ NUM_PAGES = 1024
 NUM_TOKENS = 64
 
 
-def make_engine(device: str, dtype: str, graphs: bool, kernels: str = "auto") -> Engine:
+def make_engine(
+    device: str, dtype: str, graphs: bool, kernels: str = "auto", overlap: bool | None = None
+) -> Engine:
     model = load_model(MODEL, device, dtype, kernels=kernels).model
-    config = EngineConfig(cuda_graphs=graphs, max_running=32)
+    config = EngineConfig(cuda_graphs=graphs, max_running=32, overlap=overlap)
     pools = allocate_pools(model.layout, NUM_PAGES, device)
     return Engine(model, config, pools, pool_memory(pools[0]) if device == "cpu" else None)
 
@@ -62,7 +65,6 @@ def decode_ms(engine: Engine) -> float:
         engine.handle(Submit(slot, RequestSpec(str(slot), token_ids, 128, bytes(32), params, (0,))))
     times = []
     while engine.has_work():
-        torch.cuda.synchronize()
         started = time.perf_counter()
         output = engine.step()
         if output and sum(isinstance(event, Emission) for event in output.events) == 8:
@@ -99,6 +101,7 @@ def measure(options: Options) -> Figures:
         ),
         "decode_8_eager_ms": decode_ms(make_engine("cuda", "bfloat16", False)),
         "decode_8_graph_ms": decode_ms(make_engine("cuda", "bfloat16", True)),
+        "decode_8_serial_ms": decode_ms(make_engine("cuda", "bfloat16", True, overlap=False)),
         "decode_8_graph_torch_ms": decode_ms(make_engine("cuda", "bfloat16", True, "torch")),
     }
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from paceline.core.errors import InvalidRequest
 from paceline.engine.logits_processors import ProcessorRow
 from paceline.kernels.rows import fill, put_numbers, take_numbers
+from paceline.kernels.transfer import to_device
 
 
 class AllowedTokenIds:
@@ -33,7 +34,7 @@ class AllowedTokenIds:
         ids = np.concatenate([row.prepared for row in rows])
         lengths = [len(row.prepared) for row in rows]
         firsts = np.repeat(np.arange(len(rows)) * self.vocab_size, lengths)
-        places, flat = torch.from_numpy(firsts + ids).to(logits.device), logits.view(-1)
+        (places,), flat = to_device(logits.device, firsts + ids), logits.view(-1)
         kept = take_numbers(flat, places)
         fill(logits, float("-inf"))
         put_numbers(flat, places, kept)

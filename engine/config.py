@@ -17,6 +17,7 @@ class EngineConfig:
     max_waiting: int = 1024
     max_pinned_share: float = 0.5  # of the pool, pinned by readers and used by no request here
     cuda_graphs: bool = True  # replay pure decode steps (cuda only)
+    overlap: bool | None = None  # launch a step while another runs; None: unless on the CPU
 
     def __post_init__(self) -> None:
         _positive("max_running", self.max_running)

@@ -5,14 +5,16 @@ page that belongs to nobody, and their logits are dropped.
 """
 
 import contextlib
-import dataclasses
 import functools
 import gc
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
 from paceline.core.kv_layout import PAGE_TOKENS
+from paceline.engine.batch_state import TABLE_WIDTHS
+from paceline.kernels.decode_inputs import DecodeInputs, DecodeRows, fill_inputs
 from paceline.models.base import ForwardBatch, Model
 
 # Rows of a product that cuBLAS is slow at: Llama-8B's gate and up took 103 µs with 128 rows on an
@@ -21,15 +23,22 @@ _SLOW_ROWS = {128: 136}
 _FIRST_CONTEXT_RUNG = 512  # tokens; rungs grow fourfold up to the longest sequence
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
+class DecodeStep:
+    rows: DecodeRows
+    max_context_len: int
+
+
+@dataclass(frozen=True, slots=True)
 class Captured:
     graph: "torch.cuda.CUDAGraph"
-    batch: ForwardBatch  # static buffers
+    inputs: DecodeInputs  # static buffers
+    batch: ForwardBatch  # of the same memory, and some that the graph reads besides: kept for it
     logits: torch.Tensor
 
 
 class DecodeGraphs:
-    """Captures at first use; replaying equals an eager step on the padded batch.
+    """Captured at first use, or all ahead; replaying equals an eager step on the padded batch.
 
     `scratch_page`: a page of the pools that no sequence is ever given.
     """
@@ -48,31 +57,33 @@ class DecodeGraphs:
         self.batch_rungs = [_SLOW_ROWS.get(num, num) for num in rungs(1, 2, max_batch)]
         self.context_rungs = rungs(_FIRST_CONTEXT_RUNG, 4, max_length)
         self.captured: dict[tuple[int, int], Captured] = {}
+        self._memory = torch.cuda.graph_pool_handle()  # shared by all: one runs at a time
 
-    def fits(self, batch: ForwardBatch) -> bool:
-        pure = not batch.prefills and len(batch.logits_rows) == len(batch.token_ids)
-        return pure and len(batch.token_ids) <= self.batch_rungs[-1]
+    def all_rungs(self) -> list[tuple[int, int]]:
+        """Largest first: the others fit into the memory that its capture takes."""
+        pairs = [(num, context) for num in self.batch_rungs for context in self.context_rungs]
+        return sorted(set(pairs), reverse=True)
 
-    def replay(self, batch: ForwardBatch) -> torch.Tensor:
+    def replay(self, step: DecodeStep) -> torch.Tensor:
         """Logits of a pure decode batch, valid until the next replay of the same rungs."""
-        num = len(batch.token_ids)
+        num = len(step.rows.rows)
         rung = next(r for r in self.batch_rungs if r >= num)
-        context = next(r for r in self.context_rungs if r >= batch.max_context_len)
-        captured = self.captured.get((rung, context))
-        if captured is None:
-            captured = self.captured[rung, context] = self._capture(rung, context)
-        fill(captured.batch, batch, self.scratch_page)
+        context = next(r for r in self.context_rungs if r >= step.max_context_len)
+        captured = self.capture(rung, context)
+        fill_inputs(captured.inputs, step.rows, self.scratch_page)
         captured.graph.replay()
         return captured.logits[:num]
 
+    def capture(self, rung: int, context: int) -> Captured:
+        """At the first call for these rungs."""
+        if (rung, context) not in self.captured:
+            self.captured[rung, context] = self._capture(rung, context)
+        return self.captured[rung, context]
+
     def _capture(self, rung: int, context: int) -> Captured:
-        batch = padded_batch(
-            rung,
-            context,
-            self.scratch_page,
-            self.pools[0].device,
-            len(self.model.layout.groups),
-        )
+        num_groups = len(self.model.layout.groups)
+        inputs = padded_inputs(rung, context, num_groups, self.scratch_page, self.pools[0].device)
+        batch = decode_batch(inputs, context)
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -82,10 +93,12 @@ class DecodeGraphs:
         graph = torch.cuda.CUDAGraph()
         # Other threads may call CUDA meanwhile, as those that copy KV do.
         stream = _capture_stream(torch.cuda.current_stream().priority)
-        capture = torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local")
+        capture = torch.cuda.graph(
+            graph, pool=self._memory, stream=stream, capture_error_mode="thread_local"
+        )
         with no_garbage_collection(), capture:
             logits = self.model.forward(batch, self.pools)
-        return Captured(graph, batch, logits)
+        return Captured(graph, inputs, batch, logits)
 
 
 @functools.cache
@@ -117,48 +130,30 @@ def rungs(first: int, factor: int, last: int) -> list[int]:
     return [*steps, last]
 
 
-def padded_batch(
-    num_rows: int,
-    max_context: int,
-    scratch_page: int,
-    device: torch.device,
-    num_page_groups: int = 1,
-) -> ForwardBatch:
-    """A decode batch of padding rows only: context 1, in the scratch page."""
-    num_blocks = -(-max_context // PAGE_TOKENS)
+def padded_inputs(
+    num_rows: int, max_context: int, num_groups: int, scratch_page: int, device: torch.device
+) -> DecodeInputs:
+    """Padding rows only: context 1, in the scratch page."""
+    width = -(-max_context // (PAGE_TOKENS * TABLE_WIDTHS)) * TABLE_WIDTHS
     zeros = torch.zeros(num_rows, dtype=torch.int64, device=device)
-    counting = torch.arange(num_rows + 1, dtype=torch.int64, device=device)
+    slots = zeros.new_full((num_groups, num_rows), scratch_page * PAGE_TOKENS)
+    tables = zeros.new_full((num_groups, num_rows, width), scratch_page)
+    return DecodeInputs(zeros, zeros.clone(), torch.ones_like(zeros), slots, tables)
+
+
+def decode_batch(inputs: DecodeInputs, max_context: int) -> ForwardBatch:
+    """What a model gets of `inputs`: views, which later steps fill anew."""
+    num_rows = len(inputs.token_ids)
+    counting = torch.arange(num_rows + 1, dtype=torch.int64, device=inputs.token_ids.device)
     return ForwardBatch(
-        token_ids=zeros,
-        positions=zeros.clone(),
-        slot_mappings=tuple(
-            torch.full_like(zeros, scratch_page * PAGE_TOKENS) for _ in range(num_page_groups)
-        ),
+        token_ids=inputs.token_ids,
+        positions=inputs.positions,
+        slot_mappings=tuple(inputs.slots),
         query_start=counting,
-        context_lens=torch.ones_like(zeros),
-        block_tables=tuple(
-            torch.full((num_rows, num_blocks), scratch_page, dtype=torch.int64, device=device)
-            for _ in range(num_page_groups)
-        ),
-        logits_rows=counting[:-1].clone(),
+        context_lens=inputs.context_lens,
+        block_tables=tuple(inputs.tables),
+        logits_rows=counting[:-1],
         max_query_len=1,
         max_context_len=max_context,
         prefills=(),
     )
-
-
-def fill(static: ForwardBatch, batch: ForwardBatch, scratch_page: int) -> None:
-    """Copies `batch` into the first rows of `static` and makes the others padding."""
-    num = len(batch.token_ids)
-    static.token_ids[:num].copy_(batch.token_ids)
-    static.positions[:num].copy_(batch.positions)
-    static.context_lens[:num].copy_(batch.context_lens)
-    static.token_ids[num:].zero_()
-    static.positions[num:].zero_()
-    static.context_lens[num:].fill_(1)
-    for slots, own in zip(static.slot_mappings, batch.slot_mappings, strict=True):
-        slots[:num].copy_(own)
-        slots[num:].fill_(scratch_page * PAGE_TOKENS)
-    for table, own in zip(static.block_tables, batch.block_tables, strict=True):
-        table[:num, : own.shape[1]].copy_(own)
-        table[num:].fill_(scratch_page)

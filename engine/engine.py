@@ -1,6 +1,15 @@
 """The engine of one rank: commands in, step by step events out. No network.
 
-    plan → launch (forward, sampling) → retire (commit, emit, fork, end) → StepOutput
+    plan → launch (forward) → promise → sample → retire (commit, emit, fork, end) → StepOutput
+
+On a device the launches return at once, and the next step is planned and launched before the one
+under way retires. It counts on what that one is sure to bring (engine/promise.py); tokens that it
+draws are read on the device, and by the host one step later:
+
+    device   … sample n ─ forward n+1 ──────────────────── sample n+1 ─ forward n+2 …
+    host       launch n+1 ─ retire n ─ sample n+1 ─ output ─ launch n+2 ─ retire n+1 …
+
+On the CPU a launch computes, and each step retires before the next one is planned.
 
 Commands may come from another thread while a step computes: a reservation is answered at once,
 not a step later. The lock is free during forward and sampling only. What a command ends or
@@ -26,21 +35,29 @@ from paceline.engine.outcome import Outcome
 from paceline.engine.page_pool import PagePool
 from paceline.engine.plan import Plan
 from paceline.engine.pool_calls import PoolCalls
-from paceline.engine.pools import page_sums
+from paceline.engine.pools import PageSums
 from paceline.engine.prefix_cache import PrefixCache
-from paceline.engine.runner import Launched, Runner
+from paceline.engine.promise import promise
+from paceline.engine.runner import Launched, Prepared, Runner
 from paceline.engine.scheduler import Scheduler
+from paceline.engine.warm_up import Progress, warm_up
 from paceline.models.base import Model
 
+# A step that is expected to take longer is waited for: who comes meanwhile joins the next one, and
+# what the host does in between, a millisecond, is little beside it.
+MAX_AHEAD_S = 0.02
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class LaunchedStep:
-    """A step between launch and retirement."""
+    """A step between launch and retirement. `launched` comes with its sampling."""
 
     step: int
     plan: Plan
-    launched: Launched
+    prepared: Prepared
+    logits: torch.Tensor
     started_s: float
+    launched: Launched | None = None
 
 
 class Engine:
@@ -48,7 +65,7 @@ class Engine:
 
     With CUDA graphs the last page of the pool is scratch and is never given to a request.
     `handle`, `take_output` and `pool_calls` may be used from other threads; `step`, `advance`,
-    `launch` and `retire` belong to one.
+    `launch`, `sample` and `retire` belong to one.
     """
 
     def __init__(
@@ -61,7 +78,7 @@ class Engine:
         groups, page = model.layout.groups, model.layout.page
         use_graphs = pools[0].device.type == "cuda" and config.cuda_graphs
         num_pages = pools[0].shape[0] - (1 if use_graphs else 0)
-        sums = page_sums(pools[0], memory, page)
+        sums = PageSums(pools[0], memory, page)
         self.clock = StepClock()
         has_window = tuple(group.window > 0 for group in groups)
         self.pool = PagePool(num_pages, config.max_pinned_share, has_window)
@@ -76,14 +93,25 @@ class Engine:
         if use_graphs:
             limits = (num_pages, config.max_running, self.max_length)
             graphs = DecodeGraphs(model, pools, *limits)
-        self.runner = Runner(model, pools, self.state, graphs)
+        self.runner = Runner(model, pools, self.state, sums, graphs)
         self.groups = Groups(self.scheduler, allocator, self.runner)
-        self._outcome = Outcome(self.groups, sums)
+        self._outcome = Outcome(self.groups)
         admission = Admission(model, allowances)
         self._commands = Commands(self.groups, admission, page.num_heads)
+        on_cpu = pools[0].device.type == "cpu"
+        self._overlaps = not on_cpu if config.overlap is None else config.overlap
         self._planned: Plan | None = None
+        self._under_way: LaunchedStep | None = None
+        self._retired_s = 0.0
         self._is_stepped = False  # since the last output
         self._lock = threading.Lock()
+
+    def warm_up(self, progress: Progress = lambda done, total: None) -> None:
+        """Before the first command: compiles kernels and captures graphs where there are any."""
+        if self.runner.device.type != "cpu":
+            page = self.pool.num_pages if self.runner.graphs is not None else 0
+            max_chunk_tokens = self.scheduler.allowances.max_chunk_tokens
+            warm_up(self.runner, page, max_chunk_tokens, self.max_length, progress)
 
     def handle(self, command: Command) -> None:
         """Takes effect at once; its events come with the next output."""
@@ -97,12 +125,29 @@ class Engine:
         return self.take_output()
 
     def advance(self) -> None:
-        """A step, if there is one to run and no event to say first."""
+        """Retires a step, if there is one to run and no event to say first."""
         if self._has_events():
             return
-        flight = self.launch()
-        if flight is not None:
-            self.retire(flight)
+        if self._under_way is None:
+            self._under_way = self.launch()
+            if self._under_way is not None:
+                self.sample(self._under_way)
+        flight = self._under_way
+        if flight is None:
+            return
+        following = None
+        if self._may_launch_behind(flight):
+            following = self.launch()
+            if following is None and self._has_events():
+                return
+        self.retire(flight)
+        self._under_way = following
+        if following is not None:
+            self.sample(following)
+
+    def _may_launch_behind(self, flight: LaunchedStep) -> bool:
+        num_tokens = flight.plan.num_chunk_tokens
+        return self._overlaps and self.scheduler.step_time.of(num_tokens) <= MAX_AHEAD_S
 
     def take_output(self, always: bool = False) -> StepOutput | None:
         """What changed since the last output; None if nothing did, unless `always`."""
@@ -114,7 +159,8 @@ class Engine:
             return self._output(is_progress)
 
     def launch(self) -> LaunchedStep | None:
-        """Plans a step and runs it. None if there is nothing to run, or something to say."""
+        """Plans a step and launches its forward pass. None if there is nothing to run, or something
+        to say."""
         started_s = time.perf_counter()
         with self._lock:
             plan = self._next_plan()
@@ -122,7 +168,14 @@ class Engine:
                 return None
             prepared = self.runner.prepare(plan)
             self.clock.launched += 1
-        return LaunchedStep(self.clock.launched, plan, self.runner.run(prepared), started_s)
+        logits = self.runner.forward(prepared)
+        return LaunchedStep(self.clock.launched, plan, prepared, logits, started_s)
+
+    def sample(self, flight: LaunchedStep) -> None:
+        """Launches the rest of a step. The step before has retired."""
+        with self._lock:
+            promised = promise(flight.plan, self.state, self.pool)
+        flight.launched = self.runner.sample(flight.prepared, flight.logits, promised)
 
     def _next_plan(self) -> Plan | None:
         plan = self._planned or self.scheduler.plan()
@@ -140,18 +193,22 @@ class Engine:
 
     def retire(self, flight: LaunchedStep) -> None:
         """Waits for a launched step and applies its result."""
-        sampled, scored = flight.launched.collect()
+        assert flight.launched is not None, "its sampling was not launched"
+        result = flight.launched.collect()
+        now_s = time.perf_counter()
         with self._lock:
-            self._outcome.apply(flight.plan, sampled, scored)
+            self._outcome.apply(flight.plan, result)
             self.clock.retired = flight.step
             self.pool.retire_step(flight.step)
-            num_tokens = flight.plan.num_chunk_tokens
-            self.scheduler.step_time.observe(num_tokens, time.perf_counter() - flight.started_s)
+            took_s = now_s - max(flight.started_s, self._retired_s)
+            self.scheduler.step_time.observe(flight.plan.num_chunk_tokens, took_s)
+            self._retired_s = now_s
             self._is_stepped = True
 
     def has_work(self) -> bool:
         """Whether a call of `step` may do something."""
-        return bool(self._has_events() or self.scheduler.num_sequences)
+        is_busy = self._under_way is not None or self.scheduler.num_sequences
+        return bool(is_busy or self._has_events())
 
     def load(self) -> Load:
         scheduler = self.scheduler

@@ -23,6 +23,7 @@ from paceline.engine.logits_processors import PreparedCall, ProcessorRow
 from paceline.engine.sequence import Sequence
 from paceline.engine.token_counts import TokenCounts
 from paceline.kernels.rows import put_numbers, put_rows, take_numbers, take_rows
+from paceline.kernels.transfer import to_device
 
 Int64s = NDArray[np.int64]
 _SERIAL = 1 << 14  # numbers
@@ -53,14 +54,14 @@ class Sparse:
     def places(self, vocab_size: int, device: torch.device) -> torch.Tensor:
         """Indices into the flat logits."""
         firsts = np.repeat(np.array(self._draws) * vocab_size, self._lengths)
-        return torch.from_numpy(firsts + np.concatenate(self._ids)).to(device)
+        return to_device(device, firsts + np.concatenate(self._ids))[0]
 
     def values(self, device: torch.device) -> torch.Tensor:
-        return torch.from_numpy(np.concatenate(self._values)).to(device)
+        return to_device(device, np.concatenate(self._values))[0]
 
-    def constants(self, device: torch.device) -> Iterator[torch.Tensor]:
-        for column in np.array(self._constants, np.float32).T:
-            yield torch.from_numpy(np.repeat(column, self._lengths)).to(device)
+    def constants(self, device: torch.device) -> tuple[torch.Tensor, ...]:
+        columns = np.array(self._constants, np.float32).T
+        return to_device(device, *(np.repeat(column, self._lengths) for column in columns))
 
     @property
     def _lengths(self) -> list[int]:

@@ -18,8 +18,10 @@ from paceline.engine.messages import (
 )
 from paceline.engine.pins import pin_for_reader
 from paceline.engine.plan import Plan, Scheduled
-from paceline.engine.pools import PageSums
+from paceline.engine.pools import Sums
 from paceline.engine.prefix_cache import Tail
+from paceline.engine.promise import FilledBlock
+from paceline.engine.runner import StepResult
 from paceline.engine.sampler import Sampled
 from paceline.engine.sequence import Group, Sequence, Stage
 
@@ -29,47 +31,44 @@ MAX_REST_PAGES = 128  # pinned with a record: a reader copies them in one go
 class Outcome:
     """Results of a sequence that was preempted or ended since the launch are dropped."""
 
-    def __init__(self, groups: Groups, sums: PageSums) -> None:
+    def __init__(self, groups: Groups) -> None:
         self.groups = groups
-        self.sums = sums
 
-    def apply(self, plan: Plan, sampled: Sampled, scored: list[PositionLogprobs | None]) -> None:
-        """`scored`: log-probabilities of prompt tokens, entry by entry of the plan."""
-        state = self.groups.scheduler.state
-        for entry in plan.scheduled:
-            if entry.is_current:
-                state.advance(entry.sequence, entry.num_new)
+    def apply(self, plan: Plan, result: StepResult) -> None:
         current = [entry.sequence for entry in plan.scheduled if entry.is_current]
-        self._commit_blocks(current)
+        self._commit_blocks(current, result.promise.blocks, result.block_sums)
         for sequence in current:
             self.groups.allocator.slide(sequence)
-        self._announce_scores(plan, scored)
+        self._announce_scores(plan, result.scored)
+        self._keep_tails(result)
         first = 0
         for entry in plan.scheduled:
             last = first + len(entry.choices)
             if last > first and entry.is_current:
-                self._accept(entry, sampled, first, last)
+                self._accept(entry, result.sampled, first, last)
             first = last
 
-    def _commit_blocks(self, sequences: list[Sequence]) -> None:
-        """Names all blocks that this step filled; their checksums are taken together."""
-        grown = [s for s in sequences if s.num_computed // PAGE_TOKENS > s.num_committed]
-        if not grown:
-            return
-        pages = self.groups.allocator.pool.pages
-        blocks = [
-            (s, group, block)
-            for s in grown
-            for group, table in enumerate(s.tables)
-            for block in range(max(s.num_committed, table.first), s.num_computed // PAGE_TOKENS)
-            if pages[table.pages[block]].key is None  # else it was pulled, or is shared
-        ]
-        sums = self.sums([s.tables[group].pages[block] for s, group, block in blocks])
-        for (sequence, group, block), checksums in zip(blocks, sums, strict=True):
-            self.groups.allocator.commit(sequence, group, block, checksums)
-        for sequence in grown:
-            sequence.num_committed = sequence.num_computed // PAGE_TOKENS
-            self.groups.announce(sequence.group, sequence.num_committed)
+    def _commit_blocks(
+        self, sequences: list[Sequence], blocks: list[FilledBlock], sums: Sums
+    ) -> None:
+        """Names all blocks that this step filled."""
+        for filled, checksums in zip(blocks, sums, strict=True):
+            if filled.entry.is_current:
+                sequence = filled.entry.sequence
+                self.groups.allocator.commit(sequence, filled.group, filled.block, checksums)
+        for sequence in sequences:
+            if sequence.num_computed // PAGE_TOKENS > sequence.num_committed:
+                sequence.num_committed = sequence.num_computed // PAGE_TOKENS
+                self.groups.announce(sequence.group, sequence.num_committed)
+
+    def _keep_tails(self, result: StepResult) -> None:
+        """The partial pages of prompts that are held: their reader asks for them by slot."""
+        cache = self.groups.allocator.cache
+        for tail, sums in zip(result.promise.tails, result.tail_sums, strict=True):
+            if tail.entry.is_current:
+                slot = tail.entry.sequence.group.slot
+                with cache.pool.lock:
+                    cache.tails[slot] = Tail(tuple(tail.pages), tail.num_tokens, tuple(sums))
 
     def _announce_scores(self, plan: Plan, scored: list[PositionLogprobs | None]) -> None:
         first = 0
@@ -117,15 +116,15 @@ class Outcome:
     def _emission(
         self, sequence: Sequence, choice: int, token_id: int, logprobs: PositionLogprobs | None
     ) -> Emission:
-        group = sequence.group
+        group, num_known = sequence.group, sequence.num_known
         num_cached_tokens = 0 if sequence.has_emitted else group.num_cached_tokens
         return Emission(
             slot=group.slot,
             choice=choice,
-            position=sequence.num_outputs,
+            position=num_known - group.spec.num_prompt_tokens,
             token_ids=[token_id],
             logprobs=[] if logprobs is None else [logprobs],
-            finish=finish_reason(group, token_id, sequence.num_tokens + 1),
+            finish=finish_reason(group, token_id, num_known + 1),
             num_cached_tokens=num_cached_tokens,
         )
 
@@ -144,16 +143,9 @@ class Outcome:
             sequence.has_emitted = True
 
     def _hold(self, group: Group, leader: Sequence, emissions: list[Emission]) -> None:
-        """Keeps the KV for its reader: full blocks by name, the partial pages by slot."""
+        """Keeps the KV for its reader."""
         self.groups.scheduler.drop(leader, Stage.HELD)
         self.groups.allocator.give_back_credit(leader)
-        num_tail = leader.num_tokens % PAGE_TOKENS
-        if num_tail:
-            pages = [table.pages[-1] for table in leader.tables]
-            checksums = self.sums(pages, num_tail)
-            cache = self.groups.allocator.cache
-            with cache.pool.lock:
-                cache.tails[group.slot] = Tail(tuple(pages), num_tail, tuple(checksums))
         firsts = [FirstToken(e.choice, e.token_ids[0], e.finish) for e in emissions]
         goes_on = any(first.finish is None for first in firsts)
         rest = self._pin_rest(group, leader) if goes_on else None

@@ -1,7 +1,6 @@
 """Memory of a rank's page pools, and the sums of what lies in it."""
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -9,14 +8,7 @@ import torch
 from paceline.core.kv_layout import KVLayout, PageGroup
 from paceline.kernels.checksum import sum_pages_on_device
 from paceline.kernels.pages import sum_pages
-
-
-class PageSums(Protocol):
-    """One checksum a KV head, for each page; of its first `num_tokens` tokens if given."""
-
-    def __call__(
-        self, pages: Sequence[int], num_tokens: int | None = None
-    ) -> list[tuple[int, ...]]: ...
+from paceline.kernels.transfer import to_device
 
 
 def allocate_pools(layout: KVLayout, num_pages: int, device: str) -> tuple[torch.Tensor, ...]:
@@ -44,17 +36,33 @@ def pool_memory(pool: torch.Tensor) -> memoryview:
     return memory
 
 
-def page_sums(pool: torch.Tensor, memory: memoryview | None, group: PageGroup) -> PageSums:
-    """Sums over `memory`; on the device if the pool is not on the CPU."""
+Sums = list[tuple[int, ...]]  # by page, one a KV head
 
-    def on_cpu(pages: Sequence[int], num_tokens: int | None = None) -> list[tuple[int, ...]]:
-        assert memory is not None
-        sums = sum_pages(memory, np.asarray(pages, np.int64), group, num_tokens)
-        return [tuple(row) for row in sums.tolist()]
 
-    def on_device(pages: Sequence[int], num_tokens: int | None = None) -> list[tuple[int, ...]]:
-        ids = torch.tensor(pages, dtype=torch.int64, device=pool.device)
-        sums = sum_pages_on_device(pool, ids, group, num_tokens).cpu().numpy().view(np.uint64)
-        return [tuple(row) for row in sums.tolist()]
+class PageSums:
+    """One checksum a KV head, for each page; of its first `num_tokens` tokens if given.
 
-    return on_device if pool.device.type != "cpu" else on_cpu
+    Over `memory`, or on the device if the pool is not on the CPU."""
+
+    def __init__(self, pool: torch.Tensor, memory: memoryview | None, group: PageGroup) -> None:
+        assert memory is not None or pool.device.type != "cpu"
+        self._pool = pool
+        self._memory = memory
+        self._group = group
+
+    def launch(self, pages: Sequence[int], num_tokens: int | None = None) -> torch.Tensor:
+        """[pages, heads], the bits of the unsigned sums as int64."""
+        ids = np.asarray(pages, np.int64)
+        if self._memory is not None:
+            sums = sum_pages(self._memory, ids, self._group, num_tokens)
+            return torch.from_numpy(sums.view(np.int64))
+        (on_device,) = to_device(self._pool.device, ids)
+        return sum_pages_on_device(self._pool, on_device, self._group, num_tokens)
+
+    def __call__(self, pages: Sequence[int], num_tokens: int | None = None) -> Sums:
+        return unsigned(self.launch(pages, num_tokens).cpu())
+
+
+def unsigned(sums: torch.Tensor) -> Sums:
+    """What lies on the host already."""
+    return [tuple(row) for row in sums.numpy().view(np.uint64).tolist()]

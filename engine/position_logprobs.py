@@ -9,7 +9,7 @@ from paceline.kernels.token_scores import TokenScores
 def position_logprobs(
     scores: TokenScores, token_ids: Sequence[int], num_top: Sequence[int]
 ) -> list[PositionLogprobs | None]:
-    """One entry a row; None where `num_top` is negative. Waits for the device."""
+    """One entry a row; None where `num_top` is negative. `scores` lie on the host."""
     lists = zip(
         token_ids,
         num_top,

@@ -1,20 +1,23 @@
 """Turns a plan into tensors, runs the model, launches sampling."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from paceline.core.kv_layout import PAGE_TOKENS
-from paceline.engine.batch_state import BatchState
-from paceline.engine.cuda_graph import DecodeGraphs
-from paceline.engine.logit_edits import LogitEdits
+from paceline.engine.batch_state import TABLE_WIDTHS, BatchState
+from paceline.engine.cuda_graph import DecodeGraphs, DecodeStep
 from paceline.engine.messages import PositionLogprobs
 from paceline.engine.plan import Plan
+from paceline.engine.pools import PageSums, Sums, unsigned
 from paceline.engine.position_logprobs import position_logprobs
+from paceline.engine.promise import Promise
 from paceline.engine.sampler import Drawn, SampleBatch, Sampled, collect, sample
+from paceline.kernels.decode_inputs import DecodeRows, known_tokens
 from paceline.kernels.token_scores import TokenScores, token_scores
+from paceline.kernels.transfer import to_device, to_host
 from paceline.models.base import ForwardBatch, Model, PrefillChunk
 
 Int64s = NDArray[np.int64]
@@ -34,33 +37,52 @@ class Prepared:
 
     The first rows of logits are drawn from, the others are scored."""
 
-    batch: ForwardBatch
+    batch: ForwardBatch | DecodeStep
     samples: SampleBatch | None
     scores: ScoreBatch | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step has brought, on the host: `scored` in the order of the plan, sums in that of the
+    promise."""
+
+    promise: Promise
+    sampled: Sampled
+    scored: list[PositionLogprobs | None]
+    block_sums: Sums
+    tail_sums: list[Sums]
 
 
 @dataclass(frozen=True, slots=True)
 class Launched:
     """A step on its way. Nothing is drawn when no sequence reaches its last token."""
 
-    prepared: Prepared
+    promise: Promise
+    samples: SampleBatch | None
     drawn: Drawn | None
     scores: TokenScores | None
+    scored_for: ScoreBatch | None
+    block_sums: torch.Tensor | None
+    tail_sums: list[torch.Tensor]
     done: "torch.cuda.Event | None"
 
-    def collect(self) -> tuple[Sampled, list[PositionLogprobs | None]]:
-        """Waits for the step. Returns what was drawn, and the scores in the order of the plan."""
+    def collect(self) -> StepResult:
+        """Waits for the step."""
         if self.done is not None:
             self.done.synchronize()
         sampled, scored = Sampled([], [], []), list[PositionLogprobs | None]()
-        if self.drawn is not None and self.prepared.samples is not None:
-            sampled = collect(self.drawn, self.prepared.samples)
-        if self.scores is not None and self.prepared.scores is not None:
-            batch = self.prepared.scores
+        if self.drawn is not None and self.samples is not None:
+            sampled = collect(self.drawn, self.samples)
+        if self.scores is not None and self.scored_for is not None:
+            batch = self.scored_for
             scored = position_logprobs(
                 self.scores, batch.token_ids.tolist(), batch.num_top.tolist()
             )
-        return sampled, scored
+        block_sums = [] if self.block_sums is None else unsigned(self.block_sums)
+        return StepResult(
+            self.promise, sampled, scored, block_sums, list(map(unsigned, self.tail_sums))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,57 +98,78 @@ class PlanArrays:
 
 
 class Runner:
-    """Runs one model over its pools. `graphs` replay pure decode steps (CUDA only)."""
+    """Runs one model over its pools. `graphs` replay pure decode steps (CUDA only).
+
+    A step is launched in two parts, its forward pass and its sampling; in between comes what the
+    step before has drawn. A decode step launched before that finds its tokens on the device.
+    """
 
     def __init__(
         self,
         model: Model,
         pools: tuple[torch.Tensor, ...],
         state: BatchState,
+        sums: PageSums,
         graphs: DecodeGraphs | None = None,
     ) -> None:
         self.model = model
         self.pools = pools
         self.state = state
+        self.sums = sums
         self.graphs = graphs
         self.device = pools[0].device
+        self._next_ids = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self._tables = torch.zeros(0)
+        if self.device.type != "cpu":
+            tables = state.block_tables
+            self._tables = torch.zeros(tables.shape, dtype=torch.int64, device=self.device)
 
     @torch.inference_mode()
     def prepare(self, plan: Plan) -> Prepared:
         """All that a step reads of the batch state, copied."""
-        arrays = self.arrays(plan)
+        arrays, scores = self.arrays(plan), _scores(plan)
         samples = self._samples(plan, arrays) if arrays.num_draws.any() else None
-        return Prepared(self.batch(plan, arrays), samples, _scores(plan))
+        is_captured = self.graphs is not None and not plan.chunks and scores is None
+        batch = self._decode_step(arrays) if is_captured else self.batch(plan, arrays)
+        return Prepared(batch, samples, scores)
 
     @torch.inference_mode()
-    def run(self, prepared: Prepared) -> Launched:
-        """Forward and sampling. Reads and writes the pools; knows nothing of the batch state."""
-        batch, samples = prepared.batch, prepared.samples
-        if self.graphs is not None and self.graphs.fits(batch):
-            logits = self.graphs.replay(batch)
-        else:
-            logits = self.model.forward(batch, self.pools)
-        drawn = scores = done = None
+    def forward(self, prepared: Prepared) -> torch.Tensor:
+        """Logits, one row a drawing sequence and one a scored position. Reads and writes the pools;
+        knows nothing of the batch state."""
+        if isinstance(prepared.batch, ForwardBatch):
+            return self.model.forward(prepared.batch, self.pools)
+        assert self.graphs is not None
+        return self.graphs.replay(prepared.batch)
+
+    @torch.inference_mode()
+    def sample(self, prepared: Prepared, logits: torch.Tensor, promise: Promise) -> Launched:
+        """The second part of a step, with all that it brings beside logits."""
+        samples, scored_for = prepared.samples, prepared.scores
+        drawn = scores = block_sums = done = None
         num_drawn_from = len(logits)
-        if prepared.scores is not None:
-            num_drawn_from -= len(prepared.scores.token_ids)
-            scores = token_scores(
-                logits[num_drawn_from:],
-                torch.from_numpy(prepared.scores.token_ids).to(self.device),
-                int(prepared.scores.num_top.max()),
-            )
+        if scored_for is not None:
+            num_drawn_from -= len(scored_for.token_ids)
+            (next_ids,) = to_device(self.device, scored_for.token_ids)
+            num_top = int(scored_for.num_top.max())
+            scores = token_scores(logits[num_drawn_from:], next_ids, num_top).to_host()
         if samples is not None:
+            samples = replace(samples, edits=promise.edits)
             drawn = sample(logits[:num_drawn_from], samples)
+            self._next_ids = drawn.next_ids
+        if promise.blocks:
+            block_sums = to_host(self.sums.launch([filled.page for filled in promise.blocks]))
+        tail_sums = [to_host(self.sums.launch(t.pages, t.num_tokens)) for t in promise.tails]
         if self.device.type == "cuda":
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record()
-        return Launched(prepared, drawn, scores, done)
+        return Launched(promise, samples, drawn, scores, scored_for, block_sums, tail_sums, done)
 
     @torch.inference_mode()
     def copy_pages(self, sources: list[int], destinations: list[int]) -> None:
         """Whole pages within the pool, in order with the steps."""
-        source = torch.tensor(sources, device=self.device)
-        destination = torch.tensor(destinations, device=self.device)
+        pages = (np.asarray(sources, np.int64), np.asarray(destinations, np.int64))
+        source, destination = to_device(self.device, *pages)
         for pool in self.pools:
             pool[destination] = pool[source]
 
@@ -145,15 +188,31 @@ class Runner:
         contexts = self.state.computed[rows] + lengths
         return PlanArrays(rows, lengths, contexts, starts, num_draws, len(plan.decodes))
 
+    def _decode_step(self, arrays: PlanArrays) -> DecodeStep:
+        """For a graph: the device has the block tables, less what has changed of them."""
+        tokens = self.state.next_token[arrays.rows]
+        changes = self.state.take_changes()
+        rows, contexts, ids, *changed = to_device(
+            self.device, arrays.rows, arrays.contexts, tokens, *changes
+        )
+        self._update_tables(*changed)
+        decodes = DecodeRows(rows, contexts, ids, self._next_ids, self._tables)
+        return DecodeStep(decodes, int(arrays.contexts.max()))
+
+    def _update_tables(self, places: torch.Tensor, pages: torch.Tensor) -> None:
+        if len(places):
+            self._tables.view(-1).index_copy_(0, places, pages)
+
     def batch(self, plan: Plan, arrays: PlanArrays) -> ForwardBatch:
         """What the model gets, on its device."""
         contexts, num_decodes = arrays.contexts, arrays.num_decodes
-        num_blocks = (int(contexts.max()) - 1) // PAGE_TOKENS + 1
-        all_tables = self.state.block_tables
-        tables = [all_tables[arrays.rows, i, :num_blocks] for i in range(all_tables.shape[1])]
         token_ids, positions, owners = self._packed(plan, arrays)
-        blocks, offsets = positions // PAGE_TOKENS, positions % PAGE_TOKENS
-        slots = [table[owners, blocks] * PAGE_TOKENS + offsets for table in tables]
+        all_tables, blocks = self.state.block_tables, positions // PAGE_TOKENS
+        offsets = positions % PAGE_TOKENS
+        slots = [
+            all_tables[arrays.rows[owners], i, blocks] * PAGE_TOKENS + offsets
+            for i in range(all_tables.shape[1])
+        ]
         ends = arrays.starts[1:]
         scored = [
             start - entry.sequence.num_computed + np.asarray(entry.scored, np.int64)
@@ -162,15 +221,17 @@ class Runner:
         ]
         logits_rows = np.concatenate((ends[arrays.num_draws > 0] - 1, *scored))
         common = (token_ids, positions, arrays.starts, contexts, logits_rows)
-        tensors = self._on_device(*common, *slots, *tables)
-        of_groups = tensors[len(common) :]
+        tensors = to_device(self.device, *common, *slots)
+        ids = tensors[0]
+        if (token_ids < 0).any():
+            ids = known_tokens(ids, self._next_ids)
         return ForwardBatch(
-            token_ids=tensors[0],
+            token_ids=ids,
             positions=tensors[1],
-            slot_mappings=of_groups[: len(slots)],
+            slot_mappings=tensors[len(common) :],
             query_start=tensors[2],
             context_lens=tensors[3],
-            block_tables=of_groups[len(slots) :],
+            block_tables=self._block_tables(arrays),
             logits_rows=tensors[4],
             max_query_len=int(arrays.lengths.max()),
             max_context_len=int(contexts[:num_decodes].max(initial=0)),
@@ -179,6 +240,18 @@ class Runner:
                 for entry, context in zip(plan.chunks, contexts[num_decodes:], strict=True)
             ),
         )
+
+    def _block_tables(self, arrays: PlanArrays) -> tuple[torch.Tensor, ...]:
+        """By page group, as wide as the longest context."""
+        num_blocks = (int(arrays.contexts.max()) - 1) // PAGE_TOKENS + 1
+        tables = self.state.block_tables
+        groups = range(tables.shape[1])
+        if self.device.type == "cpu":
+            return tuple(torch.from_numpy(tables[arrays.rows, i, :num_blocks]) for i in groups)
+        num_blocks = -(-num_blocks // TABLE_WIDTHS) * TABLE_WIDTHS
+        rows, *changes = to_device(self.device, arrays.rows, *self.state.take_changes())
+        self._update_tables(*changes)
+        return tuple(self._tables[:, i, :num_blocks][rows] for i in groups)
 
     def _packed(self, plan: Plan, arrays: PlanArrays) -> tuple[Int64s, Int64s, Int64s]:
         """Token ids, positions, and the sequence that owns each new token."""
@@ -213,23 +286,7 @@ class Runner:
             choice=np.asarray(choices, np.int64),
             position=position,
             num_logprobs=state.num_logprobs[rows],
-            edits=_edits(plan),
         )
-
-    def _on_device(self, *arrays: Int64s) -> tuple[torch.Tensor, ...]:
-        """In one copy: each costs some 10 µs in which a device waits for us."""
-        if self.device.type == "cpu":
-            return tuple(map(torch.from_numpy, arrays))
-        packed = torch.from_numpy(np.concatenate([array.ravel() for array in arrays]))
-        sizes = [array.size for array in arrays]
-        parts = packed.to(self.device, non_blocking=True).split(sizes)  # type: ignore[no-untyped-call]
-        return tuple(part.view(array.shape) for part, array in zip(parts, arrays, strict=True))
-
-
-def _edits(plan: Plan) -> LogitEdits | None:
-    drawing = [entry.sequence for entry in plan.scheduled for _ in entry.choices]
-    edited = [(i, s) for i, s in enumerate(drawing) if s.group.edits is not None]
-    return LogitEdits(edited) if edited else None
 
 
 def _scores(plan: Plan) -> ScoreBatch | None:

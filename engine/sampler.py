@@ -6,7 +6,6 @@ typical_p, and a draw. Filters reduce to two bounds a row: logits outside of the
 
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from paceline.kernels.row_max import row_max
 from paceline.kernels.rows import take_rows
 from paceline.kernels.token_filter import Filters, filter_bounds
 from paceline.kernels.token_scores import TokenScores, token_scores
+from paceline.kernels.transfer import to_device, to_host
 
 _LOWEST = float(np.finfo(np.float32).min)
 
@@ -47,8 +47,9 @@ class SampleBatch:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Device tensors of one launch; `collect` waits for them."""
+    """Of one launch. All but `next_ids` lie on the host once it has ended, for `collect`."""
 
+    next_ids: torch.Tensor  # [S], the drawn tokens on the device
     token_ids: torch.Tensor  # [S]
     best: torch.Tensor  # [S] largest edited logit; not finite: nothing can be drawn
     scores: TokenScores | None  # of the unmodified logits, whatever the sampling parameters
@@ -70,16 +71,14 @@ def sample(logits: torch.Tensor, batch: SampleBatch) -> Drawn:
         best, token_ids = row_max(edited)
         random = np.flatnonzero(batch.temperature > 0)
         if len(random):
-            indices = torch.from_numpy(random).to(logits.device)
-            rows = edited if len(random) == len(batch) else take_rows(edited, random)
-            token_ids[indices] = _draw(rows, best[indices], batch, random)
+            _draw(edited, best, token_ids, batch, random)
     num_top = int(batch.num_logprobs.max(initial=-1))
-    scores = token_scores(logits, token_ids, num_top) if num_top >= 0 else None
-    return Drawn(token_ids, best, scores)
+    scores = token_scores(logits, token_ids, num_top).to_host() if num_top >= 0 else None
+    return Drawn(token_ids, to_host(token_ids), to_host(best), scores)
 
 
 def collect(drawn: Drawn, batch: SampleBatch) -> Sampled:
-    """The drawn tokens on the host."""
+    """The drawn tokens of a launch that has ended."""
     token_ids = drawn.token_ids.tolist()
     logprobs: list[PositionLogprobs | None] = [None] * len(token_ids)
     if drawn.scores is not None:
@@ -89,23 +88,25 @@ def collect(drawn: Drawn, batch: SampleBatch) -> Sampled:
 
 
 def _draw(
-    logits: torch.Tensor, best: torch.Tensor, batch: SampleBatch, random: NDArray[np.int64]
-) -> torch.Tensor:
-    """Gumbel-max over what the filters leave of each row."""
-
-    def column(array: NDArray[Any]) -> torch.Tensor:
-        return torch.from_numpy(array[random]).to(logits.device)
-
-    temperature = column(batch.temperature)
+    edited: torch.Tensor,
+    best: torch.Tensor,
+    token_ids: torch.Tensor,
+    batch: SampleBatch,
+    random: NDArray[np.int64],
+) -> None:
+    """Gumbel-max over what the filters leave of the rows `random`, into their `token_ids`."""
+    columns = (batch.temperature, batch.seed, batch.choice, batch.position)
+    indices, temperature, seed, choice, position = to_device(
+        edited.device, random, *(column[random] for column in columns)
+    )
+    logits = edited if len(random) == len(batch) else take_rows(edited, random)
+    best = best[indices]
     low, high = torch.full_like(best, _LOWEST), torch.full_like(best, torch.inf)
     filtered = np.flatnonzero(_is_filtered(batch)[random])
     if len(filtered):
-        masses = column(batch.top_p), column(batch.typical_p)
-        filters = Filters(column(batch.min_p), column(batch.top_k), *masses)
-        rows = torch.from_numpy(filtered).to(logits.device)
-        low[rows], high[rows] = _bounds(logits, best, temperature, filters, filtered)
-    keys = noise_keys(column(batch.seed), column(batch.choice), column(batch.position))
-    return gumbel_max(logits, best, temperature, low, high, keys)
+        _bound(logits, best, temperature, low, high, batch, random, filtered)
+    keys = noise_keys(seed, choice, position)
+    token_ids[indices] = gumbel_max(logits, best, temperature, low, high, keys)
 
 
 def _is_filtered(batch: SampleBatch) -> NDArray[np.bool_]:
@@ -114,18 +115,20 @@ def _is_filtered(batch: SampleBatch) -> NDArray[np.bool_]:
     return is_filtered
 
 
-def _bounds(
+def _bound(
     logits: torch.Tensor,
     best: torch.Tensor,
     temperature: torch.Tensor,
-    filters: Filters,
+    low: torch.Tensor,
+    high: torch.Tensor,
+    batch: SampleBatch,
+    random: NDArray[np.int64],
     filtered: NDArray[np.int64],
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of some rows."""
-    if len(filtered) == len(logits):
-        return filter_bounds(logits, best, temperature, filters)
-    rows = torch.from_numpy(filtered).to(logits.device)
-    chosen = Filters(
-        filters.min_p[rows], filters.top_k[rows], filters.top_p[rows], filters.typical_p[rows]
-    )
-    return filter_bounds(take_rows(logits, filtered), best[rows], temperature[rows], chosen)
+) -> None:
+    """Sets `low` and `high` of the rows `filtered` of those that are drawn from at random."""
+    drawn = random[filtered]
+    columns = (batch.min_p, batch.top_k, batch.top_p, batch.typical_p)
+    rows, *chosen = to_device(logits.device, filtered, *(column[drawn] for column in columns))
+    if len(filtered) < len(logits):
+        logits, best, temperature = take_rows(logits, filtered), best[rows], temperature[rows]
+    low[rows], high[rows] = filter_bounds(logits, best, temperature, Filters(*chosen))

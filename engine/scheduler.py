@@ -8,6 +8,9 @@ a preempted one     loses pages and row, and computes again, from the prefix cac
 
 A sequence whose promised page is pinned by a reader for the moment waits for another step. One
 whose KV comes from a tier first leaves the queue with its pages; it comes back as ready.
+
+A step may be planned while another runs, from what that one is sure to bring (engine/promise.py).
+Pages that are let go then cannot be written before it has ended, so preemption waits for that.
 """
 
 from collections.abc import Callable
@@ -41,6 +44,7 @@ class Scheduler:
         self.step_time = StepTime(config.step_time_ms / 1000)
         self.num_preemptions = 0
         self.num_stuck = 0  # in the batch, without the page that its next token needs
+        self._must_preempt = False  # when the step under way has ended
         self.newly_admitted: list[Sequence] = []
         self.on_fill: Callable[[Sequence, list[GrantedRun]], None] = _no_fill
         self._renewal_pages = pages_of(config.output_window_tokens)
@@ -52,12 +56,16 @@ class Scheduler:
         return len(self.state) + len(self.waiting) + len(self.ready)
 
     def plan(self) -> Plan | None:
-        """The next step; None if no sequence can be brought forward now."""
+        """The next step; None if no sequence can be brought forward now, or not well before the
+        step under way has ended."""
         self.newly_admitted = []
         self.num_stuck = 0
+        self._must_preempt = False
         self._num_unscored = _MAX_SCORED
         self._promote_ready()
         decodes = self._decodes()
+        if self._must_preempt:
+            return None
         budget = self.config.max_batch_tokens - len(decodes)
         budget = min(budget, self.step_time.max_chunk_tokens())
         chunks = self._running_chunks(budget)
@@ -73,6 +81,7 @@ class Scheduler:
 
     def preempt(self, sequence: Sequence) -> None:
         """Takes pages and row; what is in flight for it no longer counts."""
+        assert not sequence.is_promised, "its tokens would end with one that nobody knows"
         self.drop(sequence)
         self.allocator.release(sequence)
         self.num_preemptions += 1
@@ -119,6 +128,9 @@ class Scheduler:
         renewal = min(self._renewal_pages, pages_of(left))
         num_blocks = pages_of(sequence.num_computed + 1)
         while (room := self.allocator.extend(sequence, num_blocks, renewal)) is Room.NONE:
+            if self.allocator.clock.fence is not None:
+                self._must_preempt = True
+                return False
             victim = self._victim()
             self.preempt(victim)
             if victim is sequence:

@@ -74,6 +74,7 @@ class Sequence:
         "group",
         "has_emitted",
         "is_granted",
+        "is_promised",
         "keys",
         "num_blocks",
         "num_committed",
@@ -111,11 +112,17 @@ class Sequence:
         self.refusal: Refusal | None = None  # the last time that it did not fit
         self.row = -1
         self.has_emitted = False
+        self.is_promised = False  # its last token is being drawn: which one, is not known yet
         self.counts: TokenCounts | None = None  # made when a penalty asks for it
 
     @property
+    def num_known(self) -> int:
+        return self.num_tokens - self.is_promised
+
+    @property
     def num_outputs(self) -> int:
-        return self.num_tokens - self.group.spec.num_prompt_tokens
+        """Known ones."""
+        return self.num_known - self.group.spec.num_prompt_tokens
 
     @property
     def prompt(self) -> NDArray[np.int64]:
@@ -123,20 +130,28 @@ class Sequence:
 
     @property
     def output(self) -> NDArray[np.int64]:
-        return self.tokens[self.group.spec.num_prompt_tokens : self.num_tokens]
+        return self.tokens[self.group.spec.num_prompt_tokens : self.num_known]
 
     @property
     def num_remaining(self) -> int:
         """Tokens whose KV is not computed; the last of them yields the next token."""
         return self.num_tokens - self.num_computed
 
-    def append(self, token_id: int) -> None:
+    def promise(self) -> None:
+        """One more token will come."""
         if self.num_tokens == len(self.tokens):
             grown = np.empty(self.num_tokens * 3 // 2 + PAGE_TOKENS, np.int64)
             grown[: self.num_tokens] = self.tokens
             self.tokens = grown
-        self.tokens[self.num_tokens] = token_id
         self.num_tokens += 1
+        self.is_promised = True
+
+    def append(self, token_id: int) -> None:
+        """The promised token, or one that comes unannounced."""
+        if not self.is_promised:
+            self.promise()
+        self.is_promised = False
+        self.tokens[self.num_tokens - 1] = token_id
         if self.counts is not None:
             self.counts.add(token_id)
 

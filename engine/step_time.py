@@ -17,6 +17,10 @@ class StepTime:
             return _FIRST_TOKENS
         return max(_MIN_TOKENS, int(self.max_step_s / self.token_s))
 
+    def of(self, num_chunk_tokens: int) -> float:
+        """Seconds that a step with so many prompt tokens takes, as far as is known."""
+        return self.token_s * num_chunk_tokens
+
     def observe(self, num_chunk_tokens: int, step_s: float) -> None:
         if num_chunk_tokens < _MIN_TOKENS:
             return

@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
+from paceline.kernels.transfer import to_device
+
 
 def take_rows(x: torch.Tensor, rows: NDArray[Any]) -> torch.Tensor:
     """x [R, size] → a copy of the rows with these numbers, [len(rows), size]."""
     if x.device.type == "cpu":
         return torch.from_numpy(x.numpy()[rows])
-    return x[torch.from_numpy(rows).to(x.device)]
+    return x[to_device(x.device, rows)[0]]
 
 
 def put_rows(x: torch.Tensor, rows: NDArray[Any], values: torch.Tensor) -> None:
@@ -22,7 +24,7 @@ def put_rows(x: torch.Tensor, rows: NDArray[Any], values: torch.Tensor) -> None:
     if x.device.type == "cpu":
         x.numpy()[rows] = values.numpy()
     else:
-        x[torch.from_numpy(rows).to(x.device)] = values
+        x[to_device(x.device, rows)[0]] = values
 
 
 def fill(x: torch.Tensor, value: float) -> None:

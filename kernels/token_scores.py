@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from paceline.kernels import native
+from paceline.kernels.transfer import to_host
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,11 @@ class TokenScores:
     ranks: torch.Tensor  # [R] int64
     top_ids: torch.Tensor  # [R, k] int64
     top_logprobs: torch.Tensor
+
+    def to_host(self) -> "TokenScores":
+        """Copies, as kernels/transfer.py makes them."""
+        columns = (self.logprobs, self.ranks, self.top_ids, self.top_logprobs)
+        return TokenScores(*map(to_host, columns))
 
 
 def token_scores(x: torch.Tensor, ids: torch.Tensor, num_top: int) -> TokenScores:

@@ -48,6 +48,7 @@ from paceline.worker.sockets import configure
 SWITCH_INTERVAL_S = 0.0002  # the pool thread answers within it while the step thread computes
 STARVED_WAIT_S = 0.005  # waiting requests, no pages: readers unpin without a command
 LAST_WORDS_MS = 2000
+WARM_UP_LOG_S = 2.0  # between lines
 _PR_SET_PDEATHSIG = 1
 
 
@@ -185,7 +186,9 @@ def make_engine(config: RankConfig) -> tuple[Engine, LoadedModel, RankPool]:
         max_waiting=config.max_waiting,
         max_pinned_share=config.max_pinned_share,
     )
-    return Engine(loaded.model, engine_config, pool.tensors, pool.memory), loaded, pool
+    engine = Engine(loaded.model, engine_config, pool.tensors, pool.memory)
+    engine.warm_up(WarmUpLog())
+    return engine, loaded, pool
 
 
 def make_links(
@@ -209,6 +212,21 @@ def make_links(
     )
     links.start(config.transports)
     return links
+
+
+class WarmUpLog:
+    """Tells in the log how far the compilation of kernels and the capture of graphs have come."""
+
+    def __init__(self) -> None:
+        self._log = structlog.get_logger("paceline.rank")
+        self._started_s = self._told_s = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        now_s = time.monotonic()
+        if done == total or now_s - self._told_s >= WARM_UP_LOG_S:
+            self._told_s = now_s
+            took = round(now_s - self._started_s, 1)
+            self._log.info("warming up", done=done, total=total, seconds=took)
 
 
 def give_back_freed_memory() -> None:

@@ -41,7 +41,7 @@ class RankConfig(msgspec.Struct, frozen=True):
 
 
 class RankReady(msgspec.Struct, frozen=True):
-    """The model is loaded and the pool laid out."""
+    """The model is loaded, the pool laid out, and what a device compiles is compiled."""
 
     content_digest: str
     layout_digest: str

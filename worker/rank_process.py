@@ -70,7 +70,7 @@ class RankProcess:
 
 
 async def launch(config: WorkerConfig) -> RankProcess:
-    """Starts a rank and waits until its model is loaded.
+    """Starts a rank and waits, for as long as it lives, until it can compute.
 
     Raises ConfigError when the model or a setting is at fault, EngineFailure when it dies.
     """

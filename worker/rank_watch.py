@@ -13,9 +13,10 @@ _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 class RankWatch:
     """Told of each output, and of each beat after the Ping that goes with it.
 
-    `rounds` rises with each step that ends, with each answer while nothing runs, and with each
-    beat in which the main thread of `pid` has computed. On a device only until the first step has
-    ended, which compiles kernels: later it also spins while it waits for a device that hangs.
+    `rounds` rises with each step that ends, with each answer while nothing runs, and on the CPU
+    with each beat in which the main thread of `pid` has computed. On a device it also spins while
+    it waits for one that hangs, and what takes long there, compiling kernels, it has done before
+    the rank was ready: nobody watches until then.
     """
 
     def __init__(self, beat_s: float, pid: int, *, on_cpu: bool) -> None:
@@ -43,8 +44,8 @@ class RankWatch:
     def beat(self) -> None:
         self._num_quiet += 1
         self._num_long += 1
-        may_be_long = self._on_cpu or not self._step
-        if self._has_computed() and may_be_long and self._num_long * self._beat_s < MAX_STEP_S:
+        may_be_long = self._on_cpu and self._num_long * self._beat_s < MAX_STEP_S
+        if self._has_computed() and may_be_long:
             self._note_round()
 
     def _note_round(self) -> None:

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from paceline.kernels.gpu.decode_attention import DecodeItems, attend_decodes, plan_items
 from paceline.kernels.gpu.prefill_attention import attend_chunks
+from paceline.kernels.transfer import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ def plan_gpu(
         context_lens,
         num_decodes,
         _plan_windows(context_lens[:num_decodes], max_context_len, num_kv_heads, windows),
-        torch.tensor(starts if prefills else [], device=block_table.device),
+        to_device(block_table.device, np.array(starts))[0] if prefills else context_lens[:0],
         max((query_len for query_len, _ in prefills), default=0),
     )
 

@@ -57,7 +57,7 @@ def _split_len(num_tokens, MIN_SPLIT: tl.constexpr, MAX: tl.constexpr):
     return (num_tokens + count * 64 - 1) // (count * 64) * 64
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_sequences"])
 def _plan_kernel(
     context_lens,
     starts,
@@ -82,7 +82,7 @@ def _plan_kernel(
     tl.store(items + start + o_s, i_b * MAX + o_s, mask=o_s < count)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_sequences"])
 def _attend_kernel(
     query,
     pool,

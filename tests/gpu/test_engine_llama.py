@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from paceline.engine.config import EngineConfig
 from paceline.engine.engine import Engine
 from paceline.engine.messages import Submit
-from paceline.engine.pools import allocate_pools, page_sums, pool_memory
+from paceline.engine.pools import PageSums, allocate_pools, pool_memory
 from paceline.kernels.quantized import round_rows
 from paceline.models.base import Model
 from paceline.models.loader import load_model
@@ -81,10 +81,10 @@ def weight_shapes() -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def engine(model: Model, device: str, cuda_graphs: bool = True) -> Bench:
+def engine(model: Model, device: str, cuda_graphs: bool = True, **changes: bool) -> Bench:
     pools = allocate_pools(model.layout, NUM_PAGES, device)
     memory = pool_memory(pools[0]) if device == "cpu" else None
-    config = EngineConfig(max_batch_tokens=64, max_running=12, cuda_graphs=cuda_graphs)
+    config = EngineConfig(max_batch_tokens=64, max_running=12, cuda_graphs=cuda_graphs, **changes)
     return Bench(Engine(model, config, pools, memory))
 
 
@@ -100,6 +100,7 @@ def test_tokens_equal_those_of_the_cpu_with_and_without_graphs(folder: Path) -> 
     assert streams(engine(model, "cuda", cuda_graphs=False)) == expected
     graphs = engine(model, "cuda")
     assert streams(graphs) == expected
+    assert streams(engine(model, "cuda", overlap=False)) == expected
     assert graphs.engine.runner.graphs is not None
     assert len(graphs.engine.runner.graphs.captured) >= 2
 
@@ -132,16 +133,37 @@ def test_rows_are_rounded_in_a_graph_as_outside() -> None:
 
 def test_a_replayed_step_equals_an_eager_one(folder: Path) -> None:
     model = load_model(folder, device="cuda").model
-    b = engine(model, "cuda")
+    b = engine(model, "cuda", overlap=False)
     b.handle(*(Submit(slot, SPECS[slot]) for slot in (0, 1)))
     while b.engine.state.computed[:2].min() < 60:
         b.step()
     runner, plan = b.engine.runner, b.engine.scheduler.plan()
     assert plan is not None and runner.graphs is not None and not plan.chunks
     with torch.inference_mode():
-        batch = runner.batch(plan, runner.arrays(plan))
-        eager = model.forward(batch, runner.pools)
-        torch.testing.assert_close(runner.graphs.replay(batch), eager, rtol=0, atol=1e-4)
+        eager = model.forward(runner.batch(plan, runner.arrays(plan)), runner.pools)
+        replayed = runner.forward(runner.prepare(plan))
+        torch.testing.assert_close(replayed, eager, rtol=0, atol=1e-4)
+
+
+def test_nothing_is_compiled_after_the_warm_up(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    triton = pytest.importorskip("triton")
+    b = engine(load_model(folder, device="cuda").model, "cuda")
+    told: list[tuple[int, int]] = []
+    b.engine.warm_up(lambda done, total: told.append((done, total)))
+    assert told == [(i + 1, len(told)) for i in range(len(told))]
+    graphs = b.engine.runner.graphs
+    assert graphs is not None and set(graphs.captured) == set(graphs.all_rungs())
+    compiled: list[str] = []
+
+    def note(*, repr: str, **others: object) -> None:
+        compiled.append(repr)
+
+    monkeypatch.setattr(triton.knobs.runtime, "jit_cache_hook", note)
+    streams(b)
+    assert not compiled
+    assert set(graphs.captured) == set(graphs.all_rungs())
 
 
 def test_checksums_of_device_pages_equal_those_of_their_bytes(folder: Path) -> None:
@@ -149,5 +171,5 @@ def test_checksums_of_device_pages_equal_those_of_their_bytes(folder: Path) -> N
     b.handle(Submit(0, SPECS[0])).run()
     named = [i for i, page in enumerate(b.engine.pool.pages) if page.key is not None]
     copy = b.engine.runner.pools[0].cpu()
-    sums = page_sums(copy, pool_memory(copy), b.engine.runner.model.layout.page)
+    sums = PageSums(copy, pool_memory(copy), b.engine.runner.model.layout.page)
     assert sums(named) == [b.engine.pool.pages[i].checksums for i in named]

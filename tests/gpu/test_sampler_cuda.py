@@ -39,7 +39,9 @@ def batch(sampling: list[dict[str, Any]], with_edits: bool) -> SampleBatch:
 
 
 def on(device: str, logits: torch.Tensor, samples: SampleBatch) -> Sampled:
-    return collect(sample(logits.to(device), samples), samples)
+    drawn = sample(logits.to(device), samples)
+    torch.cuda.synchronize()
+    return collect(drawn, samples)
 
 
 @pytest.mark.parametrize("with_edits", [False, True])

@@ -9,7 +9,7 @@ import torch
 
 from paceline.core.sampling import LogitsProcessorCall, SamplingParams
 from paceline.engine.config import EngineConfig
-from paceline.engine.engine import Engine
+from paceline.engine.engine import Engine, LaunchedStep
 from paceline.engine.messages import (
     CheckIntegrity,
     Command,
@@ -132,10 +132,14 @@ class Bench:
             flight = self.engine.launch()
             if flight is not None:
                 counts.append(self.engine.pool.counts[PageState.MAPPED])
-                self.engine.retire(flight)
+                self.finish_step(flight)
             output = self.engine.take_output()
             self.events += output.events if output is not None else []
         return counts
+
+    def finish_step(self, flight: LaunchedStep) -> None:
+        self.engine.sample(flight)
+        self.engine.retire(flight)
 
     def of(self, kind: type[Any], slot: int | None = None) -> list[Any]:
         found = [e for e in self.events if isinstance(e, kind)]

@@ -93,7 +93,7 @@ def test_vllm_ascend_14180_results_of_a_step_that_no_longer_counts_are_dropped(
         else:
             b.handle(Cancel(1))
         num_before = len(b.tokens(1))
-        b.engine.retire(flight)
+        b.finish_step(flight)
         b.step()
         assert len(b.tokens(1)) == num_before
     b.run()
@@ -110,7 +110,7 @@ def test_pages_freed_under_a_step_wait_for_it() -> None:
     assert flight is not None
     b.handle(Cancel(1))
     assert b.engine.pool.counts[4] == 1  # the partial page: quarantined
-    b.engine.retire(flight)
+    b.finish_step(flight)
     b.run().assert_idle()
 
 

@@ -101,7 +101,7 @@ def test_a_filled_prompt_goes_on_behind_what_was_filled() -> None:
     assert store_of(spec).fill(reader, spec, fill) == 5
     step = reader.engine.launch()
     assert step is not None and step.plan.num_chunk_tokens == 20
-    reader.engine.retire(step)
+    reader.finish_step(step)
     reader.run().assert_idle()
     assert reader.tokens(1) == alone(spec)[0]
     assert reader.of(Emission, 1)[0].num_cached_tokens == 80

@@ -41,6 +41,7 @@ engines = st.fixed_dictionaries(
         "max_running": st.integers(1, 4),
         "output_window_tokens": st.sampled_from([0, 16, 256]),
         "prefix_cache": st.booleans(),
+        "overlap": st.booleans(),
     }
 )
 
