@@ -141,7 +141,7 @@ async def run_python(program: str) -> str:
 @pytest.mark.asyncio(loop_scope="module")
 async def test_the_examples_run(deployment: Deployment) -> None:
     programs = re.findall(r"```python\n(.*?)```", section("Examples"), re.DOTALL)
-    assert len(programs) == 2
+    assert len(programs) == 3
     for program in programs:
         assert len(program.strip().splitlines()) - program.count("\n\n") <= 6
         for old, new in (

@@ -1,0 +1,8 @@
+"""Client library over gRPC: `Client` and `AsyncClient`. Loads nothing of a server."""
+
+from paceline.client.aio import AsyncClient
+from paceline.client.options import Options
+from paceline.client.result import Choice, Part, Result
+from paceline.client.sync import Client
+
+__all__ = ["AsyncClient", "Choice", "Client", "Options", "Part", "Result"]
