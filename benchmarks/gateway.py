@@ -1,0 +1,215 @@
+"""What a token costs the gateway: from a router's frame to an SSE event on the client's socket.
+
+The gateway is a process of its own on one core, with one token an event and detokenising; a mock
+router and raw-socket clients run on another core.
+
+cpu_us_per_token  CPU time of the gateway process, all threads, a token, at 64 streams of 20 tokens
+                  a second each
+tokens_per_s_64   tokens that reach 64 clients a second, when frames come as fast as it takes them
+tokens_per_s_512  the same with 512 clients
+busy_512          share of that time in which the gateway was at work: well below 1 the router and
+                  the clients, on their core, set the pace
+"""
+
+import asyncio
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import orjson
+import psutil
+import uvloop
+
+from benchmarks.common import REPEATS, Options, publish, show
+from benchmarks.deployment import mock_model
+from benchmarks.mock_router import MockRouter
+from paceline.cli.ports import free_port
+from paceline.core.serving_digest import serving_digest
+from paceline.v1.control_pb2 import ModelInfo
+
+VOCAB_SIZE = 4096
+STEP_S = 0.05
+NUM_STREAMS, NUM_MANY_STREAMS = 64, 512
+CONTEXT_LENGTH = 1 << 22  # no stream ends while it is measured
+START_S = 30.0  # the first token of all
+COMMAND = "import sys; from paceline.cli.main import main; sys.exit(main(sys.argv[1:]))"
+
+
+class Stream(asyncio.Protocol):
+    """One client, which only counts the events that it receives."""
+
+    def __init__(self, request: bytes) -> None:
+        self.num_events = 0
+        self.transport: asyncio.Transport
+        self._request = request
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.transport = transport
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self.num_events += data.count(b"data: {")
+
+
+def request_bytes(model: str) -> bytes:
+    body = {"model": model, "prompt": list(range(300, 364)), "max_tokens": CONTEXT_LENGTH // 2}
+    content = orjson.dumps({**body, "ignore_eos": True, "stream": True})
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
+    return head.encode() + content
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What was seen of a gateway for a while."""
+
+    tokens_per_s: float
+    cpu_us_per_token: float
+    busy: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """A gateway that is ready, and its router."""
+
+    router: MockRouter
+    process: psutil.Process
+    port: int
+    model: str
+
+    @asynccontextmanager
+    async def streams(self, count: int) -> AsyncIterator[list[Stream]]:
+        """All of them receive."""
+        loop = asyncio.get_running_loop()
+        request = request_bytes(self.model)
+        made = [
+            (await loop.create_connection(lambda: Stream(request), "127.0.0.1", self.port))[1]
+            for _ in range(count)
+        ]
+        async with asyncio.timeout(START_S):
+            while not all(stream.num_events for stream in made):  # noqa: ASYNC110 (on sockets)
+                await asyncio.sleep(0.01)
+        yield made
+        for stream in made:
+            stream.transport.abort()
+        await asyncio.sleep(0.2)
+
+    async def window(self, streams: list[Stream], seconds: float) -> Window:
+        """Of so many seconds."""
+        before, cpu_s, started = _received(streams), _cpu_s(self.process), time.perf_counter()
+        await asyncio.sleep(seconds)
+        tokens = _received(streams) - before
+        spent_s, wall_s = _cpu_s(self.process) - cpu_s, time.perf_counter() - started
+        found = Window(tokens / wall_s, 1e6 * spent_s / tokens, spent_s / wall_s)
+        show(f"{len(streams)} streams: {found}")
+        return found
+
+
+def _received(streams: list[Stream]) -> int:
+    return sum(stream.num_events for stream in streams)
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+@asynccontextmanager
+async def bench(model: Path) -> AsyncIterator[Bench]:
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cores[1:] or cores)
+    secret = secrets.token_hex(16)
+    info = ModelInfo(
+        name="mock",
+        content_digest="ab" * 32,
+        serving_digest=serving_digest(model),
+        context_length=CONTEXT_LENGTH,
+        vocab_size=VOCAB_SIZE,
+    )
+    router = MockRouter(info, range(300, VOCAB_SIZE, 7), STEP_S)
+    endpoint = await router.start(secret)
+    port = free_port("127.0.0.1")
+    arguments = ["gateway", "--model", str(model), "--router", endpoint, "--port", str(port)]
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(  # noqa: ASYNC220 (before anything is measured)
+            [
+                sys.executable,
+                "-P",
+                "-c",
+                COMMAND,
+                *arguments,
+                "--grpc-port",
+                str(free_port("127.0.0.1")),
+            ],
+            env={**os.environ, "PACELINE_GATEWAY_SECRET": secret},
+            stderr=log,
+            stdout=log,
+        )
+        try:
+            watched = psutil.Process(process.pid)
+            await _until_ready(port)
+            for task in watched.threads():
+                os.sched_setaffinity(task.id, cores[:1])
+            yield Bench(router, watched, port, info.name)
+        finally:
+            await router.stop()
+            process.kill()
+            process.wait()
+            os.sched_setaffinity(0, cores)
+
+
+async def _until_ready(port: int, timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    url = f"http://127.0.0.1:{port}/readyz"
+    while True:
+        try:
+            await asyncio.to_thread(urllib.request.urlopen, url, timeout=1)
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.1)
+        else:
+            return
+
+
+async def measured(options: Options) -> dict[str, float]:
+    repeats, seconds = (2, 2.0) if options.quick else (REPEATS, 5.0)
+    paced, few, many = [], [], []
+    with mock_model(VOCAB_SIZE) as model:
+        async with bench(model) as own:
+            for index in range(repeats):
+                show(f"round {index + 1} of {repeats}")
+                own.router.step_s = STEP_S
+                async with own.streams(NUM_STREAMS) as streams:
+                    paced.append(await own.window(streams, seconds))
+                    own.router.step_s = 0.0
+                    few.append(await own.window(streams, seconds))
+                async with own.streams(NUM_MANY_STREAMS) as streams:
+                    many.append(await own.window(streams, seconds))
+    return {
+        "cpu_us_per_token": median(window.cpu_us_per_token for window in paced),
+        "tokens_per_s_64": median(window.tokens_per_s for window in few),
+        "tokens_per_s_512": median(window.tokens_per_s for window in many),
+        "busy_512": median(window.busy for window in many),
+    }
+
+
+def measure(options: Options) -> dict[str, float]:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(measured(options))
+
+
+def main() -> int:
+    return publish("gateway", measure)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
