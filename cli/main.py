@@ -55,6 +55,11 @@ COMMANDS = {
         "paceline.worker.config:WorkerConfig",
         "paceline.decode_service.main:run",
     ),
+    "explain": Command(
+        "print the last decisions of a router, with the terms of their costs",
+        "paceline.cli.explain:ExplainConfig",
+        "paceline.cli.explain:run",
+    ),
     "demo-model": Command(
         "fetch and convert the demo model once; prints its folder",
         "paceline.cli.demo_model:DemoModelConfig",

@@ -25,6 +25,7 @@ from paceline.core.errors import (
 from paceline.router.admission import AdmissionQueue
 from paceline.router.attempt import Attempt, Busy
 from paceline.router.config import RouterConfig
+from paceline.router.decision_log import DecisionLog
 from paceline.router.dispatch import Dispatcher
 from paceline.router.fleet import Fleet
 from paceline.router.metrics import RouterMetrics
@@ -60,6 +61,10 @@ class Coordinator:
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by request id
         self._attempts: dict[str, set[Attempt]] = {}
         fleet.on_change = self.queue.wake
+
+    @property
+    def decisions(self) -> DecisionLog:
+        return self._placer.decisions
 
     @property
     def num_in_flight(self) -> int:

@@ -128,6 +128,12 @@ class RouterServicer(control_pb2_grpc.RouterServiceServicer):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def Explain(
+        self, request: control_pb2.ExplainRequest, context: Any
+    ) -> control_pb2.ExplainResponse:
+        last = self._coordinator.decisions.last(request.num_decisions, request.request_id)
+        return control_pb2.ExplainResponse(decisions=[decision.to_proto() for decision in last])
+
     async def _read(
         self, frames: AsyncIterator[control_pb2.GatewayFrame], stream: GatewayStream
     ) -> None:

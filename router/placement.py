@@ -16,6 +16,7 @@ from paceline.core.keys import HASH_BLOCK_TOKENS
 from paceline.router.admission import Order
 from paceline.router.attempt import Attempt
 from paceline.router.config import RouterConfig
+from paceline.router.decision_log import DecisionLog
 from paceline.router.fleet import Fleet, candidate_of, mean_recent
 from paceline.router.planner import Candidate, Job, Plan, Whole, draw, plan
 from paceline.router.request import Request
@@ -91,6 +92,7 @@ class Placer:
         self._fleet = fleet
         self._lookup = lookup
         self._rng = rng
+        self.decisions = DecisionLog()
 
     def digest_of(self, request: Request) -> str:
         """The revision of the model that the request was made for. Its attempts stay within it.
@@ -118,6 +120,7 @@ class Placer:
         if found is None:
             self._check_patience(line, now)
             return None
+        self.decisions.note(line.request, job, found)
         return Attempt(line.request, choices, found, self._sessions_of(found))
 
     def _plan(self, line: Line, job: Job, now: float) -> Plan | None:

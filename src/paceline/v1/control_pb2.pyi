@@ -58,3 +58,59 @@ class RouterFrame(_message.Message):
     models: _containers.RepeatedCompositeFieldContainer[ModelInfo]
     models_changed: bool
     def __init__(self, emissions: _Optional[_Iterable[_Union[_common_pb2.Emission, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[_common_pb2.SlotError, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ..., models_changed: _Optional[bool] = ...) -> None: ...
+
+class ExplainRequest(_message.Message):
+    __slots__ = ("num_decisions", "request_id")
+    NUM_DECISIONS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    num_decisions: int
+    request_id: str
+    def __init__(self, num_decisions: _Optional[int] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class ExplainResponse(_message.Message):
+    __slots__ = ("decisions",)
+    DECISIONS_FIELD_NUMBER: _ClassVar[int]
+    decisions: _containers.RepeatedCompositeFieldContainer[Decision]
+    def __init__(self, decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ...) -> None: ...
+
+class Decision(_message.Message):
+    __slots__ = ("unix_ms", "request_id", "attempt", "model", "num_tokens", "num_remaining", "prefill_worker", "decode_worker", "considered")
+    UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_REMAINING_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_WORKER_FIELD_NUMBER: _ClassVar[int]
+    DECODE_WORKER_FIELD_NUMBER: _ClassVar[int]
+    CONSIDERED_FIELD_NUMBER: _ClassVar[int]
+    unix_ms: int
+    request_id: str
+    attempt: int
+    model: str
+    num_tokens: int
+    num_remaining: int
+    prefill_worker: str
+    decode_worker: str
+    considered: _containers.RepeatedCompositeFieldContainer[ConsideredWorker]
+    def __init__(self, unix_ms: _Optional[int] = ..., request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., model: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_remaining: _Optional[int] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., considered: _Optional[_Iterable[_Union[ConsideredWorker, _Mapping]]] = ...) -> None: ...
+
+class ConsideredWorker(_message.Message):
+    __slots__ = ("worker_id", "is_prefill", "num_cached_tokens", "uncached", "waiting", "unreported", "running", "balance")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    IS_PREFILL_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    UNCACHED_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    UNREPORTED_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    BALANCE_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    is_prefill: bool
+    num_cached_tokens: int
+    uncached: float
+    waiting: float
+    unreported: float
+    running: float
+    balance: float
+    def __init__(self, worker_id: _Optional[str] = ..., is_prefill: _Optional[bool] = ..., num_cached_tokens: _Optional[int] = ..., uncached: _Optional[float] = ..., waiting: _Optional[float] = ..., unreported: _Optional[float] = ..., running: _Optional[float] = ..., balance: _Optional[float] = ...) -> None: ...

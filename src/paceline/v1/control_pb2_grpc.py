@@ -40,6 +40,11 @@ class RouterServiceStub:
                 request_serializer=paceline_dot_v1_dot_control__pb2.GatewayFrame.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_control__pb2.RouterFrame.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/paceline.v1.RouterService/Explain',
+                request_serializer=paceline_dot_v1_dot_control__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_control__pb2.ExplainResponse.FromString,
+                _registered_method=True)
 
 
 class RouterServiceServicer:
@@ -52,6 +57,13 @@ class RouterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explain(self, request, context):
+        """What the router decided of late, and why: `paceline explain`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -59,6 +71,11 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.Attach,
                     request_deserializer=paceline_dot_v1_dot_control__pb2.GatewayFrame.FromString,
                     response_serializer=paceline_dot_v1_dot_control__pb2.RouterFrame.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=paceline_dot_v1_dot_control__pb2.ExplainRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_control__pb2.ExplainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -89,6 +106,33 @@ class RouterService:
             '/paceline.v1.RouterService/Attach',
             paceline_dot_v1_dot_control__pb2.GatewayFrame.SerializeToString,
             paceline_dot_v1_dot_control__pb2.RouterFrame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.RouterService/Explain',
+            paceline_dot_v1_dot_control__pb2.ExplainRequest.SerializeToString,
+            paceline_dot_v1_dot_control__pb2.ExplainResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,105 @@
+"""`paceline explain` against a router that serves: what it decided, for those with its secret."""
+
+import asyncio
+import re
+from collections.abc import Iterator
+
+import grpc
+import pytest
+
+from paceline.cli import main as cli
+from paceline.router.decision_log import MAX_DECISIONS
+from paceline.rpc import channel
+from paceline.v1 import control_pb2, control_pb2_grpc
+from tests.support.fake_worker import SECRET
+from tests.support.redis_server import RedisServer, redis_server
+from tests.support.router_bench import Bench, router_bench, until
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[RedisServer]:
+    with redis_server() as server:
+        yield server
+
+
+class Explain:
+    """Runs the command; `lines` is what it printed, without what the router logs meanwhile."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+        self.lines: list[str] = []
+        self.error = ""
+
+    async def __call__(self, bench: Bench, *arguments: str) -> int:
+        self._capsys.readouterr()
+        given = ["explain", "--router", f"127.0.0.1:{bench.router.port}", *arguments]
+        code = await asyncio.to_thread(cli.main, given)
+        told = self._capsys.readouterr()
+        self.lines = [line for line in told.out.splitlines() if not re.match(r"\d{4}-", line)]
+        self.error = told.err
+        return code
+
+
+@pytest.fixture
+def explain(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Explain:
+    monkeypatch.setenv("PACELINE_EXPLAIN_SECRET", SECRET)
+    return Explain(capsys)
+
+
+async def test_the_terms_of_each_worker_that_was_considered_are_printed(
+    store: RedisServer, explain: Explain
+) -> None:
+    async with router_bench(store) as bench:
+        for name in ("p0", "d0", "d1"):
+            await bench.add(name)
+        assert await explain(bench) == 0
+        assert explain.lines == ["The router has decided nothing yet."]
+        client = await bench.client()
+        for num_prompt in (100, 20):
+            (await client.generate(num_prompt=num_prompt)).check(8)
+        assert await explain(bench) == 0
+        split, *considered, whole, second, third = explain.lines
+        assert re.fullmatch(
+            r"\d\d:\d\d:\d\d request-1 attempt 0 of tiny: prefill on p0, decode on d[01]"
+            r" \(100 tokens, 8 to come\)",
+            split,
+        )
+        assert considered[0] == (
+            "  * prefill p0: uncached 100 + waiting 0 + unreported 0 + running 0 + balance 0"
+            " = 100, 0 cached"
+        )
+        assert {line[4:14] for line in considered[1:]} == {"decode  d0", "decode  d1"}
+        assert sorted(line[2] for line in considered[1:]) == [" ", "*"]
+        assert "uncached 12 " in considered[1], "an eighth: it is pulled"
+        assert re.search(r"request-2 attempt 0 of tiny: whole on d[01] \(20 tokens", whole)
+        assert {second[2], third[2]} == {"*", " "}
+        assert await explain(bench, "--request", "request-1", "--last", "1") == 0
+        assert not any("request-2" in line for line in explain.lines)
+
+
+async def test_outsiders_are_told_nothing(
+    store: RedisServer, explain: Explain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_EXPLAIN_SECRET", "a secret of somebody else")
+    async with router_bench(store) as bench:
+        await bench.add("d0")
+        (await (await bench.client()).generate()).check(8)
+        assert await explain(bench) == 1
+        assert not explain.lines and "paceline: the caller has another secret\n" in explain.error
+        async with channel.connect(f"127.0.0.1:{bench.router.port}") as connection:
+            stub = control_pb2_grpc.RouterServiceStub(connection)
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stub.Explain(control_pb2.ExplainRequest(num_decisions=10))
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_only_the_last_decisions_are_kept(store: RedisServer) -> None:
+    async with router_bench(store) as bench:
+        await bench.add("d0")
+        client = await bench.client()
+        for _ in range(MAX_DECISIONS + 10):
+            answer = await client.submit(num_prompt=1, max_tokens=1)
+        await until(lambda: answer.ended)
+        kept = bench.router.coordinator.decisions.last(10 * MAX_DECISIONS)
+        assert len(kept) == MAX_DECISIONS
+        assert kept[-1].request_id == f"request-{MAX_DECISIONS + 10}"
