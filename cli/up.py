@@ -106,12 +106,11 @@ def check_model(model: Path) -> None:
 
 
 def check_transport(transport: str) -> None:
-    between = registry.between_processes()
-    known = ", ".join((registry.AUTO, *between))
+    choices = (registry.AUTO, registry.MULTI)
+    known = (*choices, *registry.between_processes())
     for name in transport.split(","):
-        is_known = name in (registry.AUTO, *between)
-        ConfigError.check("transport", name, is_known, f"must be one of {known}")
-        problem = "" if name == registry.AUTO else registry.problem_of(name)
+        ConfigError.check("transport", name, name in known, f"must be one of {', '.join(known)}")
+        problem = "" if name in choices else registry.problem_of(name)
         ConfigError.check("transport", name, not problem, problem)
 
 

@@ -6,7 +6,7 @@ Who calls what, in which order:
     -----------                                     -----------
     Source.start()                                  Reader.connect(address) → Link, once a peer
     Source.address() → put into Describe            Link.read(piece) → sums   (any thread, many)
-    Source.close()                                  Link.close()
+    Source.close()                                  Link.close(), Reader.close()
 
 Names, pins and leases are not here: they are calls of KvTransferService. A connector sees page
 numbers that the caller has pinned at the source and fenced at the destination.
@@ -90,6 +90,10 @@ class Reader(Protocol):
 
     def connect(self, address: bytes, timeout_s: float) -> Link:
         """Raises PeerGone when nobody answers, IncompatiblePeer when the pools do not match."""
+        ...
+
+    def close(self) -> None:
+        """Frees what the links share; they are closed before."""
         ...
 
 

@@ -14,7 +14,7 @@ def gather_cells(memory: memoryview, pages: PageIds, group: PageGroup, num_token
 
 
 def scatter_cells(
-    cells: bytes, memory: memoryview, pages: PageIds, group: PageGroup, num_tokens: int
+    cells: bytes | bytearray, memory: memoryview, pages: PageIds, group: PageGroup, num_tokens: int
 ) -> None:
     """Puts what gather_cells took into `pages`; the rest of each cell stays as it was."""
     num_bytes = group.tail_bytes(num_tokens)

@@ -39,6 +39,8 @@ class CudaIpcReader:
             os.close(offer.fd)
         return CudaIpcLink(offer.connection, words, self._pool, self._copies)
 
+    def close(self) -> None: ...
+
     def _map(self, offer: Offer) -> torch.Tensor:
         group = self._pool.group
         if offer.num_bytes < offer.num_pages * group.page_bytes:

@@ -9,7 +9,7 @@ from paceline.core.errors import IncompatiblePeer, KvUnavailable
 from paceline.core.kv_layout import PAGE_TOKENS
 from paceline.kv_transfer.base import PageIds, Pool
 
-T = TypeVar("T", bound=msgspec.Struct)
+T = TypeVar("T")
 
 
 class Geometry(msgspec.Struct, frozen=True, array_like=True):

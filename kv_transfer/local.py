@@ -74,6 +74,8 @@ class LocalReader:
         check_geometry(geometry_of(self.pool), geometry_of(source.pool))
         return LocalLink(address, source.pool, self.pool)
 
+    def close(self) -> None: ...
+
 
 def make_source(pool: Pool, settings: TransportSettings) -> LocalSource:
     return LocalSource(host_pool(pool, "local"))

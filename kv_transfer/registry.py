@@ -3,26 +3,33 @@
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import cast
 
 from paceline.core.errors import ConfigError
 from paceline.kv_transfer.base import Pool, Reader, Source, Transport, TransportSettings
+from paceline.kv_transfer.host import has_rdma_device
 
-AUTO = "auto"
+AUTO = "auto"  # all that may be of use here
 LOCAL = "local"  # within one process: only where it is named
+MULTI = "multi"  # what decides between several; as a setting, the same as auto
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     module: str
     on_device: bool = False  # joins pools on CUDA devices; else pools in host memory
+    libraries: tuple[str, ...] = ()  # any of these packages; the extra has the transport's name
 
 
 _entries = {  # best first: `auto` takes the first that both ends have
     LOCAL: Entry("paceline.kv_transfer.local"),
     "cuda_ipc": Entry("paceline.kv_transfer.cuda_ipc", on_device=True),
     "shm": Entry("paceline.kv_transfer.shm"),
+    "nixl": Entry("paceline.kv_transfer.nixl", libraries=("nixl_cu12", "nixl_cu13")),
+    "ucx": Entry("paceline.kv_transfer.ucx", libraries=("ucxx",)),
     "tcp": Entry("paceline.kv_transfer.tcp"),
+    MULTI: Entry("paceline.kv_transfer.multi"),
 }
 
 
@@ -43,6 +50,9 @@ def problem_of(name: str, on_device: bool | None = None) -> str:
         return f"must be one of {', '.join((*_entries, AUTO))}"
     if on_device is not None and _entries[name].on_device != on_device:
         return "needs a pool in host memory" if on_device else "needs a pool on a CUDA device"
+    libraries = _entries[name].libraries
+    if libraries and not any(find_spec(library) for library in libraries):
+        return f"needs {libraries[0]}, which is not installed: pip install 'paceline[{name}]'"
     try:
         importlib.import_module(_entries[name].module)
     except ImportError as error:
@@ -59,21 +69,29 @@ def make_reader(name: str, pool: Pool, settings: TransportSettings) -> Reader:
 
 
 def between_processes() -> list[str]:
-    """Best first."""
-    return [name for name in _entries if name != LOCAL]
+    """All that connect two processes, best first."""
+    return [name for name in _entries if name not in (LOCAL, MULTI)]
 
 
 def names_of(transports: Sequence[str], *, on_device: bool = False) -> list[str]:
-    """The transports that a setting names, best first; `auto` stands for all between processes
-    that fit the pool."""
+    """The transports that a setting names, best first; `auto` and `multi` stand for all between
+    processes that fit the pool and are of use on this host."""
     names: list[str] = []
     for transport in transports:
-        if transport == AUTO:
-            names += (n for n in between_processes() if _entries[n].on_device == on_device)
+        if transport in (AUTO, MULTI):
+            names += (name for name in between_processes() if _is_of_use(name, on_device))
         else:
             load(transport)
             names.append(transport)
     return list(dict.fromkeys(names))
+
+
+def _is_of_use(name: str, on_device: bool) -> bool:
+    """Libraries earn their memory and start-up time where there is RDMA; else tcp is faster."""
+    entry = _entries[name]
+    if entry.libraries and not (has_rdma_device() and not problem_of(name)):
+        return False
+    return entry.on_device == on_device
 
 
 def why_not(name: str, offered: Mapping[str, bytes]) -> str:

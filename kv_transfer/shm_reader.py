@@ -30,6 +30,8 @@ class ShmReader:
             os.close(offer.fd)
         return ShmLink(offer.connection, memory, offer.num_pages, self._pool)
 
+    def close(self) -> None: ...
+
 
 class ShmLink:
     transport = "shm"

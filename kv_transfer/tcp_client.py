@@ -45,14 +45,7 @@ class TcpClient:
         return answer
 
     def is_usable(self) -> bool:
-        """Whether the connection is open and quiet, as far as this host knows."""
-        try:
-            self.socket.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK)
-        except BlockingIOError:
-            return True
-        except OSError:
-            pass
-        return False
+        return wire.is_quiet(self.socket)
 
     def request(self, piece: Piece, deadline: float) -> int:
         """Asks for `piece`; returns how many bytes follow the REPLY.

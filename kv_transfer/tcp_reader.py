@@ -27,3 +27,5 @@ class TcpReader:
             MAX_CONNECTIONS,
             timeout_s,
         )
+
+    def close(self) -> None: ...

@@ -104,6 +104,17 @@ def receive_into(connection: socket.socket, view: memoryview, deadline: float) -
         view = view[received:]
 
 
+def is_quiet(connection: socket.socket) -> bool:
+    """Whether it is open and has nothing to read, as far as this host knows. Does not wait."""
+    try:
+        connection.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
 def receive(connection: socket.socket, num_bytes: int, deadline: float) -> bytes:
     data = bytearray(num_bytes)
     receive_into(connection, memoryview(data), deadline)

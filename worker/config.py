@@ -105,5 +105,6 @@ def check_device_name(device: str) -> None:
 def check_transports(field: str, transports: tuple[str, ...], *, on_device: bool) -> None:
     _check(field, transports, bool(transports), "must name one, or auto")
     for name in transports:
-        reason = "" if name == registry.AUTO else registry.problem_of(name, on_device)
+        is_choice = name in (registry.AUTO, registry.MULTI)
+        reason = "" if is_choice else registry.problem_of(name, on_device)
         _check(field, name, not reason, reason)

@@ -1,20 +1,15 @@
 """The transports of one incarnation: what exports its pool, and how links to peers are made."""
 
-import time
 from collections.abc import Callable, Sequence
 
-import structlog
-
-from paceline.core.errors import IncompatiblePeer, PacelineError, PeerGone
 from paceline.core.kv_layout import PageGroup
 from paceline.kv_transfer import registry
 from paceline.kv_transfer.base import Link, LocalPool, Reader, Source, TransportSettings
+from paceline.kv_transfer.multi import MultiReader, export
 from paceline.v1 import kv_pb2
 from paceline.worker.config import WorkerConfig
 from paceline.worker.rank_process import RankProcess
 from paceline.worker.rank_reader import RankReader
-
-_log = structlog.get_logger("paceline.worker")
 
 Addresses = list[tuple[str, bytes]]  # of sources, by transport
 MakeReader = Callable[[str], Reader]
@@ -35,8 +30,7 @@ class Connectors:
         sources: Sequence[Source] = (),
     ) -> None:
         self.group = group
-        self._names = names
-        self._make_reader = make_reader
+        self._reader = MultiReader(names, make_reader)
         self._addresses = addresses
         self._sources = sources
 
@@ -44,32 +38,19 @@ class Connectors:
         return self._addresses
 
     def connect(self, description: kv_pb2.DescribeResponse, timeout_s: float) -> Link:
-        """By the first of our transports that reaches this peer, within `timeout_s` in all.
+        """By the best transport that reaches this peer, within `timeout_s` in all.
 
         Raises, with a reason for each, PeerGone if one of them might have reached it, else
         IncompatiblePeer.
         """
-        deadline = time.monotonic() + timeout_s
         offered = {item.name: item.address for item in description.transports}
-        reasons: list[str] = []
-        kind: type[PacelineError] = IncompatiblePeer
-        for name in self._names:
-            reason = registry.why_not(name, offered)
-            if not reason:
-                try:
-                    reader = self._make_reader(name)
-                    return reader.connect(offered[name], max(0.1, deadline - time.monotonic()))
-                except (PeerGone, IncompatiblePeer) as error:
-                    reason = error.message
-                    kind = PeerGone if isinstance(error, PeerGone) else kind
-                    source = description.worker_id
-                    _log.warning("a transport failed", name=name, source=source, reason=reason)
-            reasons.append(f"{name}: {reason}")
-        raise kind("no transport reaches the source: " + "; ".join(reasons), field="transport")
+        return self._reader.connect_to(offered, timeout_s, description.worker_id)
 
     def close(self) -> None:
+        """Links must be closed before."""
         for source in self._sources:
             source.close()
+        self._reader.close()
 
 
 def make_connectors(config: WorkerConfig, rank: RankProcess) -> Connectors:
@@ -97,20 +78,12 @@ def host_connectors(
     names: Sequence[str], pool: LocalPool, settings: TransportSettings
 ) -> Connectors:
     """Over a pool that this process maps."""
-    sources: list[Source] = []
-    try:
-        for name in names:
-            source = registry.make_source(name, pool, settings)
-            source.start()
-            sources.append(source)
-    except BaseException:
-        for source in sources:
-            source.close()
-        raise
+    source = export(names, pool, settings)
+    source.start()
     return Connectors(
         names,
         pool.group,
         lambda name: registry.make_reader(name, pool, settings),
-        [(source.transport, source.address()) for source in sources],
-        sources,
+        list(source.addresses().items()),
+        (source,),
     )

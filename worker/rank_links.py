@@ -76,6 +76,8 @@ class RankLinks:
         for link in self._links.values():
             link.close()
         self._threads.shutdown()
+        for reader in self._readers.values():
+            reader.close()
 
     def _answer(self, call: LinkCall) -> None:
         try:

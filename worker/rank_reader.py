@@ -101,6 +101,8 @@ class RankReader:
         )
         return RankReaderLink(self.transport, self, number)
 
+    def close(self) -> None: ...
+
 
 @dataclass(slots=True)
 class RankReaderLink:

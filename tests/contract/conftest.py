@@ -10,7 +10,11 @@ from tests.contract.pools import SMALL, make_pool
 NUM_PAGES = 12
 
 
-@pytest.fixture(params=["local", "shm", "tcp", CUDA_IPC, "shm_by_rank"])
+SLOW_NIXL = pytest.param("nixl", marks=pytest.mark.slow)  # starting it takes 0.1 s and more
+LIBRARIES = ["ucx", SLOW_NIXL]
+
+
+@pytest.fixture(params=["local", "shm", "tcp", "multi", *LIBRARIES, CUDA_IPC, "shm_by_rank"])
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Every transport of the product; a new one is added here and must pass the whole suite.
 
@@ -20,8 +24,15 @@ def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     if name == "shm_by_rank":
         entries = {**registry._entries, name: registry.Entry(by_rank.__name__)}
         monkeypatch.setattr(registry, "_entries", entries)
-    yield name
+    yield installed(name)
     by_rank.close_all()
+
+
+def installed(transport: str) -> str:
+    """Skips the test where the transport's extra is not installed."""
+    if reason := registry.problem_of(transport):
+        pytest.skip(f"{transport} {reason}")
+    return transport
 
 
 @pytest.fixture

@@ -56,4 +56,5 @@ def connected(transport: str, source_pool: Pool, pool: Pool) -> Iterator[Ends]:
         yield Ends(source_pool, pool, source, reader, link)
     finally:
         link.close()
+        reader.close()
         source.close()

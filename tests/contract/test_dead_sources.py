@@ -13,17 +13,20 @@ import pytest
 from paceline.core.errors import KvUnavailable, PeerGone
 from paceline.kv_transfer import registry
 from paceline.kv_transfer.base import Link, Piece, Pool, Reader, TransportSettings
+from tests.contract.conftest import installed
 from tests.contract.ends import CUDA_IPC
-from tests.contract.pools import LARGE, ids, make_pool, sums_of
+from tests.contract.pools import LARGE, ids, make_pool, pages_of, sums_of
 from tests.contract.source_process import NUM_PAGES, SEED, SourceProcess, source_process
 
 EVERY = np.arange(NUM_PAGES)
 
 
-@pytest.fixture(params=["shm", "tcp", CUDA_IPC])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("ucx", "nixl")]
+
+
+@pytest.fixture(params=["shm", "tcp", "multi", *SLOW, CUDA_IPC])
 def process_transport(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
+    return installed(request.param)
 
 
 @pytest.fixture
@@ -87,12 +90,12 @@ def test_a_source_killed_during_a_copy_is_gone_at_once_and_leaves_nothing(
 
 
 def test_a_stopped_source_costs_no_more_than_the_timeout(
-    link: Link, reader: Reader, peer: SourceProcess
+    link: Link, reader: Reader, peer: SourceProcess, pool: Pool
 ) -> None:
-    """Who maps the pool does not need its source to run; others get PeerGone in time."""
+    """Who reads its memory does not need the source to run; others get PeerGone in time."""
     peer.process.send_signal(signal.SIGSTOP)
     started = time.monotonic()
-    if link.transport in ("shm", "cuda_ipc"):
+    if link.transport in ("shm", "nixl", "cuda_ipc"):
         link.read(Piece(EVERY, EVERY), timeout_s=0.3)
     else:
         with pytest.raises(PeerGone):
@@ -100,7 +103,10 @@ def test_a_stopped_source_costs_no_more_than_the_timeout(
     with pytest.raises(PeerGone):
         reader.connect(peer.address, timeout_s=0.3)
     assert time.monotonic() - started < 2
+    before = pages_of(pool).copy()
     peer.process.send_signal(signal.SIGCONT)
+    time.sleep(0.1)
+    assert np.array_equal(pages_of(pool), before)  # a read that has raised writes nothing more
     link.read(Piece(EVERY, EVERY), timeout_s=10)
 
 

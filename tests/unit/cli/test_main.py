@@ -159,8 +159,8 @@ def test_only_a_setting_of_the_command_points_to_its_help(
     model = write_mock_model(tmp_path / "mock", architectures=["Strange"])
     assert cli.main(["up", "--model", str(model), "--port", "0"]) == 2
     assert "--help" not in capsys.readouterr().err
-    assert cli.main(["up", "--model", str(model), "--transport", "ucx"]) == 2
+    assert cli.main(["up", "--model", str(model), "--transport", "udp"]) == 2
     assert capsys.readouterr().err == (
-        "paceline: transport='ucx': must be one of auto, cuda_ipc, shm, tcp "
+        "paceline: transport='udp': must be one of auto, multi, cuda_ipc, shm, nixl, ucx, tcp "
         "(see `paceline up --help`)\n"
     )

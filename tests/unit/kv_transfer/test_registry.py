@@ -13,10 +13,11 @@ SETTINGS = TransportSettings("incarnation-1")
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="'ucx'.*local, cuda_ipc, shm, tcp, auto"):
-        registry.make_source("ucx", make_pool(SMALL, 1), SETTINGS)
-    with pytest.raises(ConfigError, match="local, cuda_ipc, shm, tcp, auto"):
-        registry.names_of(("ucx",))
+    known = "local, cuda_ipc, shm, nixl, ucx, tcp, multi, auto"
+    with pytest.raises(ConfigError, match=f"'mooncake'.*{known}"):
+        registry.make_source("mooncake", make_pool(SMALL, 1), SETTINGS)
+    with pytest.raises(ConfigError, match=known):
+        registry.names_of(("mooncake",))
 
 
 def test_a_transport_is_imported_when_it_is_first_used() -> None:
@@ -39,10 +40,31 @@ def test_a_transport_without_its_library_says_so(monkeypatch: pytest.MonkeyPatch
         registry.load("rocket")
 
 
-def test_auto_means_all_between_processes_that_fit_the_pool_best_first() -> None:
-    assert registry.names_of(("auto",)) == ["shm", "tcp"]
-    assert registry.names_of(("auto",), on_device=True) == ["cuda_ipc"]
-    assert registry.names_of(("tcp", "auto", "local")) == ["tcp", "shm", "local"]
+@pytest.mark.parametrize("name", ["ucx", "nixl"])
+def test_an_extra_that_is_not_installed_is_named(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "find_spec", lambda package: None)
+    with pytest.raises(ConfigError, match=rf"not installed: pip install 'paceline\[{name}\]'"):
+        registry.names_of((name,))
+
+
+@pytest.mark.parametrize("choice", ["auto", "multi"])
+def test_auto_means_what_fits_the_pool_and_is_of_use_best_first(
+    choice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "has_rdma_device", lambda: False)
+    assert registry.names_of((choice,)) == ["shm", "tcp"]
+    assert registry.names_of((choice,), on_device=True) == ["cuda_ipc"]
+    assert registry.names_of(("tcp", choice, "local")) == ["tcp", "shm", "local"]
+
+
+def test_auto_takes_installed_libraries_where_there_is_rdma(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(registry, "has_rdma_device", lambda: True)
+    monkeypatch.setattr(registry, "find_spec", lambda package: package == "ucxx" or None)
+    assert registry.names_of(("auto",)) == ["shm", "ucx", "tcp"]
 
 
 @pytest.mark.parametrize("name", ["local", "shm", "tcp"])

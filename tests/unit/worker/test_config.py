@@ -32,7 +32,7 @@ def test_a_missing_secret_says_which_variable_to_set(tmp_path: Path) -> None:
         ("silence_s", 0.0),
         ("max_pinned_share", 1.5),
         ("transports", ()),
-        ("transports", ("ucx",)),
+        ("transports", ("udp",)),
         ("transports", ("auto", "cuda_ipc")),  # the pool is in host memory
         ("device", "tpu"),
         ("device", "cuda:x"),
