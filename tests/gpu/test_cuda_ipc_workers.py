@@ -20,21 +20,19 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 ON_DEVICE: dict[str, object] = {"device": "cuda", "dtype": "float32", "pool_mib": 64}
-# A rank on a device answers its first step late: kernels are compiled in it.
-PATIENT = {**ON_DEVICE, "stall_s": 60}
 PULLED = 'paceline_transfer_bytes_total{transport="cuda_ipc"}'
 
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
     folder = tmp_path_factory.mktemp("workers")
-    yield from workers(folder, {"decode": PATIENT}, PATIENT, max_position_embeddings=2048)
+    yield from workers(folder, {"decode": ON_DEVICE}, ON_DEVICE, max_position_embeddings=2048)
 
 
 @pytest.fixture
 def windowed(tmp_path: Path) -> Iterator[Workers]:
     write_tiny_family("gemma3", tmp_path)
-    yield from workers_on(tmp_path, {"decode": PATIENT}, PATIENT)
+    yield from workers_on(tmp_path, {"decode": ON_DEVICE}, ON_DEVICE)
 
 
 def prompt(length: int, vocab_size: int = 256) -> list[int]:
