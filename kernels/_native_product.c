@@ -6,9 +6,11 @@
 
 struct product {
     struct panels panels;
-    const float *x;
     ptrdiff_t depth;
 };
+
+#define MAX_PLACES 4 /* measured: 1, 2, 4, 8 and 16, see docs/performance.md */
+#define NEAR_STEPS 8 /* of the depth, from the second-level cache to the first */
 
 #define NAME(x) x##_portable
 #define TARGET
@@ -81,7 +83,7 @@ PyObject *native_product(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "y*y*z*w*nnnpi|i", &x, &weight, &bias, &out, &p.panels.rows,
                           &p.depth, &p.panels.columns, &p.panels.accumulate, &num_threads, &level))
         return NULL;
-    p.x = x.buf;
+    p.panels.x = x.buf;
     p.panels.weight = weight.buf;
     p.panels.bias = bias.buf;
     p.panels.out = out.buf;

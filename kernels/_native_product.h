@@ -9,8 +9,11 @@ typedef float NAME(loose) __attribute__((vector_size(LANES * 4), aligned(4), may
 
 /* sums[row][PANEL] = rows of x times `vectors` vectors of columns of a panel; both counts are
  * constants where this is inlined. Rows share pointers by threes, which is what addressing modes
- * give for nothing: 14 pointers would not fit the registers. Meanwhile it asks for the lines of
- * `ahead`, one for each step of the depth. */
+ * give for nothing: 14 pointers would not fit the registers.
+ *
+ * Meanwhile it asks for the lines of `ahead`, spread over the depth: in a burst they hold up the
+ * weights that come from the caches. Where they are many it asks at several places in turn: at
+ * each a core runs ahead by itself, but only some 20 lines far. */
 static ALWAYS_INLINE TARGET void NAME(strip)(int rows, int vectors, const struct lines *ahead,
                                              const float *x, const float *panel, ptrdiff_t depth,
                                              float *sums)
@@ -18,7 +21,9 @@ static ALWAYS_INLINE TARGET void NAME(strip)(int rows, int vectors, const struct
     NAME(vector) sum[MAX_ROWS][4], weight[4];
     const float *row[(MAX_ROWS + 2) / 3];
     const char *line = ahead->first;
-    ptrdiff_t num_lines = ahead->count;
+    ptrdiff_t places = ahead->count * 4 > depth ? MAX_PLACES : 1;
+    ptrdiff_t part = ahead->count / places * 64; /* bytes from one place to the next */
+    ptrdiff_t step = least(part / depth, 64 / places);
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
@@ -27,9 +32,12 @@ static ALWAYS_INLINE TARGET void NAME(strip)(int rows, int vectors, const struct
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r += 3)
         row[r / 3] = x + r * depth;
-    for (ptrdiff_t k = 0; k < depth; k++, panel += PANEL, line += 64) {
-        if (k < num_lines)
-            __builtin_prefetch(line, 0, 2);
+    for (ptrdiff_t k = 0; k < depth; k++, panel += PANEL, line += step) {
+        if (part)
+            __builtin_prefetch(line + (k & (places - 1)) * part, 0, 2);
+#pragma GCC unroll 2
+        for (int at = 0; at < vectors * LANES; at += 16)
+            __builtin_prefetch(panel + NEAR_STEPS * PANEL + at, 0, 3);
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++)
             weight[v] = *(const NAME(loose) *)(panel + v * LANES);
@@ -73,9 +81,10 @@ static TARGET void NAME(tile)(const struct panels *p, int rows, ptrdiff_t row, p
 {
     const struct product *product = (const struct product *)p;
     ptrdiff_t depth = product->depth;
-    const float *x = product->x + row * depth;
+    const float *x = (const float *)p->x + row * depth;
     const float *panel = (const float *)(p->weight + i_panel * p->panel_bytes);
     float sums[MAX_ROWS * PANEL] __attribute__((aligned(64)));
+    ask_for_sums(p, rows, row, i_panel * PANEL);
     switch (rows) {
         CASE(1) CASE(2) CASE(3) CASE(4)
 #if MAX_ROWS > 4

@@ -281,6 +281,7 @@ static int compute(struct quantized *q, int num_threads)
         return 0;
     q->factors = (float *)memory;
     q->x = (int8_t *)(memory + num_cells * 8);
+    p->x = (const char *)q->x;
     q->rows_per_task = ceil_div(TASK_NUMBERS, q->depth);
     run_tasks(quantize_rows, q, ceil_div(p->rows, q->rows_per_task), num_threads);
     run_panels(p, num_threads);
@@ -313,7 +314,7 @@ static void set_sizes(struct quantized *q)
     q->head_bytes = PANEL * 2 * (q->has_zeros ? 2 : 1);
     q->block_bytes = q->head_bytes + GROUP * PANEL * q->bits / 8;
     q->panels.panel_bytes = q->num_groups * q->block_bytes;
-    q->panels.row_bytes = q->num_groups * (GROUP + 8);
+    q->panels.row_bytes = q->num_groups * GROUP;
 }
 
 PyObject *native_quantized_product(PyObject *module, PyObject *args)
