@@ -11,6 +11,9 @@
 #define PAGE_TOKENS 16
 #define CHUNK_PAGES 8
 #define CHUNK_TOKENS (CHUNK_PAGES * PAGE_TOKENS)
+#define PAGES_AHEAD 2
+#define CELLS_AHEAD (2 * PAGES_AHEAD) /* of keys and of values */
+#define TASKS_PER_THREAD 8 /* a thread that loses its core holds up an eighth of its share */
 #define MAX_LANES 32
 #define MAX_DIM 256
 #define UNSEEN -1e30f
@@ -24,26 +27,39 @@ struct attention {
     ptrdiff_t query_stride, num_heads, num_kv_heads, dim;
     ptrdiff_t page_size, layer_offset, value_offset; /* in floats */
     ptrdiff_t window, lanes;
-    ptrdiff_t *first_task; /* of each sequence */
+    ptrdiff_t *first_block; /* of each sequence; then their number */
+    ptrdiff_t blocks_per_task;
     const struct kernel *kernel;
     float scale, softcap;
 };
 
+/* What a block computes, and the tokens first … end - 1 that any of its queries sees. */
+struct span {
+    ptrdiff_t sequence, kv_head, first_query, num_queries, first, end;
+};
+
+/* The page that is asked for next, PAGES_AHEAD before it is computed, also over the end of a block:
+ * a block of a decoded token has few pages, and memory takes as long as one of them. */
+struct cursor {
+    struct span span;
+    ptrdiff_t block, end_block, i_page;
+};
+
 struct block {
+    struct span span;
+    struct cursor *ahead;
     float queries[MAX_DIM * MAX_LANES]; /* [dim][lane] */
     float out[MAX_DIM * MAX_LANES];     /* [dim][lane], is_small: [query][dim] */
     float highest[MAX_LANES], sums[MAX_LANES], shares[MAX_LANES];
     int32_t positions[MAX_LANES];
-    ptrdiff_t sequence, kv_head, first_query, num_queries;
-    ptrdiff_t first, end; /* tokens that any of its queries sees */
     int is_small;
 } __attribute__((aligned(64)));
 
 /* Tokens first … end - 1 in pages that begin with token `base`. */
 struct chunk {
     ptrdiff_t base, first, end, num_pages;
-    const float *keys[CHUNK_PAGES + 1]; /* cells; the last only to be asked for ahead of time */
-    int is_edge;                        /* not every query sees every token */
+    const float *keys[CHUNK_PAGES]; /* cells */
+    int is_edge;                    /* not every query sees every token */
 };
 
 static ptrdiff_t ceil_div(ptrdiff_t a, ptrdiff_t b) { return (a + b - 1) / b; }
@@ -56,41 +72,46 @@ static ptrdiff_t query_len(const struct attention *a, ptrdiff_t sequence)
 }
 
 /* Where a query lies among all rows and heads. */
-static ptrdiff_t row_of(const struct attention *a, const struct block *b, ptrdiff_t query)
+static ptrdiff_t row_of(const struct attention *a, const struct span *s, ptrdiff_t query)
 {
-    return a->starts[b->sequence] + query / (a->num_heads / a->num_kv_heads);
+    return a->starts[s->sequence] + query / (a->num_heads / a->num_kv_heads);
 }
 
-static ptrdiff_t head_of(const struct attention *a, const struct block *b, ptrdiff_t query)
+static ptrdiff_t head_of(const struct attention *a, const struct span *s, ptrdiff_t query)
 {
     ptrdiff_t group = a->num_heads / a->num_kv_heads;
-    return b->kv_head * group + query % group;
+    return s->kv_head * group + query % group;
+}
+
+/* How many tokens of a sequence come before row 0 of the step, if that were its own. */
+static ptrdiff_t past_of(const struct attention *a, ptrdiff_t sequence)
+{
+    return a->contexts[sequence] - a->starts[sequence + 1];
 }
 
 /* Queries into lanes; lanes without one repeat the last. */
 static void gather_queries(const struct attention *a, struct block *b, int width)
 {
-    ptrdiff_t past = a->contexts[b->sequence] - a->starts[b->sequence + 1];
+    const struct span *s = &b->span;
+    ptrdiff_t past = past_of(a, s->sequence);
     memset(b->out, 0, (size_t)(a->dim * width) * sizeof *b->out);
     for (int lane = 0; lane < width; lane++) {
-        ptrdiff_t query = b->first_query + least(lane, b->num_queries - 1);
-        ptrdiff_t row = row_of(a, b, query);
-        const float *from = a->query + row * a->query_stride + head_of(a, b, query) * a->dim;
+        ptrdiff_t query = s->first_query + least(lane, s->num_queries - 1);
+        ptrdiff_t row = row_of(a, s, query);
+        const float *from = a->query + row * a->query_stride + head_of(a, s, query) * a->dim;
         for (ptrdiff_t k = 0; k < a->dim; k++)
             b->queries[k * width + lane] = from[k];
         b->positions[lane] = (int32_t)(past + row);
         b->highest[lane] = UNSEEN;
         b->sums[lane] = 0;
     }
-    b->first = most(0, b->positions[0] + 1 - a->window);
-    b->end = b->positions[width - 1] + 1;
 }
 
 static void scatter_output(const struct attention *a, const struct block *b, int width)
 {
-    for (ptrdiff_t lane = 0; lane < b->num_queries; lane++) {
-        ptrdiff_t query = b->first_query + lane;
-        ptrdiff_t place = row_of(a, b, query) * a->num_heads + head_of(a, b, query);
+    for (ptrdiff_t lane = 0; lane < b->span.num_queries; lane++) {
+        ptrdiff_t query = b->span.first_query + lane;
+        ptrdiff_t place = row_of(a, &b->span, query) * a->num_heads + head_of(a, &b->span, query);
         const float *from = b->is_small ? b->out + lane * a->dim : b->out + lane;
         ptrdiff_t step = b->is_small ? 1 : width;
         float *to = a->out + place * a->dim;
@@ -100,10 +121,10 @@ static void scatter_output(const struct attention *a, const struct block *b, int
     }
 }
 
-static const float *key_cell(const struct attention *a, const struct block *b, ptrdiff_t i_page)
+static const float *key_cell(const struct attention *a, const struct span *s, ptrdiff_t i_page)
 {
-    int64_t page = a->table[b->sequence * a->table_width + i_page];
-    return a->pool + page * a->page_size + a->layer_offset + b->kv_head * PAGE_TOKENS * a->dim;
+    int64_t page = a->table[s->sequence * a->table_width + i_page];
+    return a->pool + page * a->page_size + a->layer_offset + s->kv_head * PAGE_TOKENS * a->dim;
 }
 
 /* The tokens after those of `c`; false when there are none. Chunks end at fixed positions: what a
@@ -111,17 +132,70 @@ static const float *key_cell(const struct attention *a, const struct block *b, p
 static int next_chunk(const struct attention *a, const struct block *b, struct chunk *c,
                       int last_lane)
 {
-    ptrdiff_t i_page = c->end / PAGE_TOKENS, last_page = (b->end - 1) / PAGE_TOKENS;
-    if (c->end >= b->end)
+    ptrdiff_t i_page = c->end / PAGE_TOKENS;
+    if (c->end >= b->span.end)
         return 0;
     c->first = c->end;
     c->base = i_page * PAGE_TOKENS;
-    c->end = least((c->first / CHUNK_TOKENS + 1) * CHUNK_TOKENS, b->end);
+    c->end = least((c->first / CHUNK_TOKENS + 1) * CHUNK_TOKENS, b->span.end);
     c->num_pages = ceil_div(c->end - c->base, PAGE_TOKENS);
-    for (ptrdiff_t i = 0; i <= c->num_pages; i++)
-        c->keys[i] = key_cell(a, b, least(i_page + i, last_page));
+    for (ptrdiff_t i = 0; i < c->num_pages; i++)
+        c->keys[i] = key_cell(a, &b->span, i_page + i);
     c->is_edge = c->end - 1 > b->positions[0] || c->first <= b->positions[last_lane] - a->window;
     return 1;
+}
+
+static ptrdiff_t blocks_of(const struct attention *a, ptrdiff_t sequence)
+{
+    return ceil_div(query_len(a, sequence) * (a->num_heads / a->num_kv_heads), a->lanes);
+}
+
+static struct span span_of(const struct attention *a, ptrdiff_t block)
+{
+    struct span s;
+    ptrdiff_t low = 0, high = a->num_sequences; /* the sequence is one of low … high - 1 */
+    while (high - low > 1) {
+        ptrdiff_t middle = (low + high) / 2;
+        if (a->first_block[middle] <= block)
+            low = middle;
+        else
+            high = middle;
+    }
+    ptrdiff_t num_blocks = blocks_of(a, low), i = block - a->first_block[low];
+    ptrdiff_t num_queries = query_len(a, low) * (a->num_heads / a->num_kv_heads);
+    s.sequence = low;
+    s.kv_head = i % a->num_kv_heads;
+    /* The last queries see most: first, so that no thread begins them when all else is done. */
+    s.first_query = (num_blocks - 1 - i / a->num_kv_heads) * a->lanes;
+    s.num_queries = least(a->lanes, num_queries - s.first_query);
+    ptrdiff_t past = past_of(a, low);
+    s.first = most(0, past + row_of(a, &s, s.first_query) + 1 - a->window);
+    s.end = past + row_of(a, &s, s.first_query + s.num_queries - 1) + 1;
+    return s;
+}
+
+static void move_on(const struct attention *a, struct cursor *c)
+{
+    c->i_page++;
+    if (c->i_page * PAGE_TOKENS < c->span.end || c->block == c->end_block)
+        return;
+    c->block++;
+    if (c->block < c->end_block) {
+        c->span = span_of(a, c->block);
+        c->i_page = c->span.first / PAGE_TOKENS;
+    }
+}
+
+/* Cells of the next pages, asked for while as many are computed: a core fetches some 20 lines of
+ * each at a time. At the end of the task there are none: then those at `own`, which are near. */
+static void look_ahead(const struct attention *a, struct cursor *c, const float *own,
+                       const float **cells)
+{
+    for (int i = 0; i < PAGES_AHEAD; i++) {
+        cells[i] = c->block < c->end_block ? key_cell(a, &c->span, c->i_page) : own;
+        cells[i + PAGES_AHEAD] = cells[i] + a->value_offset;
+        move_on(a, c);
+    }
 }
 
 #define PER_LEVEL "_native_attention.h"
@@ -138,31 +212,22 @@ static const struct kernel {
 #endif
 };
 
-static ptrdiff_t blocks_of(const struct attention *a, ptrdiff_t sequence)
-{
-    return ceil_div(query_len(a, sequence) * (a->num_heads / a->num_kv_heads), a->kernel->lanes);
-}
-
-static void attend_block(void *argument, ptrdiff_t task)
+static void attend_blocks(void *argument, ptrdiff_t task)
 {
     const struct attention *a = argument;
+    struct cursor ahead = {.block = task * a->blocks_per_task};
     struct block b;
-    ptrdiff_t low = 0, high = a->num_sequences; /* the sequence is one of low … high - 1 */
-    while (high - low > 1) {
-        ptrdiff_t middle = (low + high) / 2;
-        if (a->first_task[middle] <= task)
-            low = middle;
-        else
-            high = middle;
+    ptrdiff_t block = ahead.block;
+    b.ahead = &ahead;
+    ahead.end_block = least(block + a->blocks_per_task, a->first_block[a->num_sequences]);
+    ahead.span = span_of(a, block);
+    ahead.i_page = ahead.span.first / PAGE_TOKENS;
+    for (int i = 0; i < PAGES_AHEAD; i++)
+        move_on(a, &ahead);
+    for (; block < ahead.end_block; block++) {
+        b.span = span_of(a, block);
+        a->kernel->attend(a, &b);
     }
-    ptrdiff_t num_blocks = blocks_of(a, low), i = task - a->first_task[low];
-    ptrdiff_t num_queries = query_len(a, low) * (a->num_heads / a->num_kv_heads);
-    b.sequence = low;
-    b.kv_head = i % a->num_kv_heads;
-    /* The last queries see most: first, so that no thread begins them when all else is done. */
-    b.first_query = (num_blocks - 1 - i / a->num_kv_heads) * a->kernel->lanes;
-    b.num_queries = least(a->kernel->lanes, num_queries - b.first_query);
-    a->kernel->attend(a, &b);
 }
 
 /* A table may hold anything where no token is seen. */
@@ -229,10 +294,14 @@ static int check_sequences(const struct attention *a)
 
 static void attend_all(struct attention *a, int num_threads)
 {
-    a->first_task[0] = 0;
-    for (ptrdiff_t i = 0; i < a->num_sequences; i++)
-        a->first_task[i + 1] = a->first_task[i] + a->num_kv_heads * blocks_of(a, i);
-    run_tasks(attend_block, a, a->first_task[a->num_sequences], num_threads);
+    ptrdiff_t num_blocks = 0;
+    for (ptrdiff_t i = 0; i < a->num_sequences; i++) {
+        a->first_block[i] = num_blocks;
+        num_blocks += a->num_kv_heads * blocks_of(a, i);
+    }
+    a->first_block[a->num_sequences] = num_blocks;
+    a->blocks_per_task = ceil_div(num_blocks, (ptrdiff_t)num_threads * TASKS_PER_THREAD);
+    run_tasks(attend_blocks, a, ceil_div(num_blocks, a->blocks_per_task), num_threads);
 }
 
 PyObject *native_attend(PyObject *module, PyObject *args)
@@ -260,19 +329,20 @@ PyObject *native_attend(PyObject *module, PyObject *args)
         a.value_offset = run;
         a.num_pages = pool.len / 4 / a.page_size;
         a.kernel = &kernels[level];
+        a.lanes = a.kernel->lanes;
         valid = check_buffers(&a, &query, &out, &starts, &contexts, &table);
     }
     if (valid) {
         a.table_width = table.len / contexts.len;
-        a.first_task = PyMem_Calloc((size_t)a.num_sequences + 1, sizeof *a.first_task);
-        valid = a.first_task ? check_sequences(&a) : (PyErr_NoMemory(), 0);
+        a.first_block = PyMem_Calloc((size_t)a.num_sequences + 1, sizeof *a.first_block);
+        valid = a.first_block ? check_sequences(&a) : (PyErr_NoMemory(), 0);
     }
     if (valid) {
         Py_BEGIN_ALLOW_THREADS
         attend_all(&a, num_threads);
         Py_END_ALLOW_THREADS
     }
-    PyMem_Free(a.first_task);
+    PyMem_Free(a.first_block);
     Py_buffer *buffers[] = {&query, &out, &pool, &starts, &contexts, &table};
     for (int i = 0; i < 6; i++)
         PyBuffer_Release(buffers[i]);

@@ -5,9 +5,10 @@
  * keys and values are read as they lie in their pages, number by number. */
 
 /* Scores of 8 tokens, one product of [8, dim] keys and [dim, lanes] queries. Meanwhile it asks for
- * the cell at `ahead`, which has a line for each step. */
+ * a line in each step, of the cells `ahead` in turn. */
 static ALWAYS_INLINE TARGET void NAME(score)(int vectors, const float *keys, const float *queries,
-                                             ptrdiff_t dim, float *scores, const char *ahead)
+                                             ptrdiff_t dim, float *scores,
+                                             const float *const *ahead)
 {
     NAME(vector) sum[8][2], query[2];
     const float *row[3] = {keys, keys + 3 * dim, keys + 6 * dim};
@@ -15,7 +16,7 @@ static ALWAYS_INLINE TARGET void NAME(score)(int vectors, const float *keys, con
     for (int t = 0; t < 8; t++)
         sum[t][0] = sum[t][1] = (NAME(vector)){0};
     for (ptrdiff_t k = 0; k < dim; k++, queries += vectors * LANES) {
-        __builtin_prefetch(ahead + 64 * k, 0, 2);
+        __builtin_prefetch(ahead[k % CELLS_AHEAD] + k / CELLS_AHEAD * 16, 0, 2);
 #pragma GCC unroll 2
         for (int v = 0; v < vectors; v++)
             query[v] = LOAD(queries + v * LANES);
@@ -39,12 +40,14 @@ static ALWAYS_INLINE TARGET void NAME(score_chunk)(const struct attention *a, in
                                                    const struct block *b, const struct chunk *c,
                                                    float *scores)
 {
-    ptrdiff_t half = 8 * a->dim;
-    for (ptrdiff_t i = 0; i < c->num_pages; i++, scores += PAGE_TOKENS * vectors * LANES) {
-        NAME(score)(vectors, c->keys[i], b->queries, a->dim, scores,
-                    (const char *)c->keys[i + 1]);
-        NAME(score)(vectors, c->keys[i] + half, b->queries, a->dim, scores + 8 * vectors * LANES,
-                    (const char *)(c->keys[i] + a->value_offset));
+    const float *ahead[CELLS_AHEAD];
+    for (ptrdiff_t i = 0; i < 2 * c->num_pages; i++, scores += 8 * vectors * LANES) {
+        const float *keys = c->keys[i / 2] + i % 2 * 8 * a->dim;
+        if (i % CELLS_AHEAD == 0)
+            look_ahead(a, b->ahead, keys, ahead);
+        NAME(score)(vectors, keys, b->queries, a->dim, scores, ahead);
+        for (int cell = 0; cell < CELLS_AHEAD; cell++)
+            ahead[cell] += 16 / CELLS_AHEAD * a->dim;
     }
 }
 
@@ -155,7 +158,7 @@ static ALWAYS_INLINE TARGET void NAME(add_chunk)(const struct attention *a, int 
             NAME(add_values)(a, vectors, b, c, weights, d);
         return;
     }
-    for (ptrdiff_t lane = 0; lane < b->num_queries; lane++) {
+    for (ptrdiff_t lane = 0; lane < b->span.num_queries; lane++) {
         ptrdiff_t d = 0;
         for (; d + 4 * LANES <= a->dim; d += 4 * LANES)
             NAME(add_values_of)(a, 4, b, c, weights, lane, d);
@@ -170,7 +173,7 @@ static ALWAYS_INLINE TARGET void NAME(attend_lanes)(const struct attention *a, i
     float scores[CHUNK_TOKENS * 2 * LANES] __attribute__((aligned(64)));
     struct chunk c;
     gather_queries(a, b, vectors * LANES);
-    for (c.end = b->first; next_chunk(a, b, &c, vectors * LANES - 1);) {
+    for (c.end = b->span.first; next_chunk(a, b, &c, vectors * LANES - 1);) {
         NAME(score_chunk)(a, vectors, b, &c, scores);
         NAME(weigh)(a, vectors, b, &c, scores);
         NAME(add_chunk)(a, vectors, b, &c, scores);
@@ -180,8 +183,8 @@ static ALWAYS_INLINE TARGET void NAME(attend_lanes)(const struct attention *a, i
 
 static TARGET void NAME(attend)(const struct attention *a, struct block *b)
 {
-    b->is_small = b->num_queries <= LANES / 2 && a->dim % LANES == 0;
-    if (b->num_queries <= LANES)
+    b->is_small = b->span.num_queries <= LANES / 2 && a->dim % LANES == 0;
+    if (b->span.num_queries <= LANES)
         NAME(attend_lanes)(a, 1, b);
     else
         NAME(attend_lanes)(a, 2, b);
