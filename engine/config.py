@@ -11,7 +11,7 @@ class EngineConfig:
 
     max_batch_tokens: int = 512  # new tokens of one step: decodes first, then prefill chunks
     max_running: int = 64  # sequences in the batch
-    step_time_ms: float = 200.0  # prefill chunks are cut so that a step takes no longer
+    step_time_ms: float = 200.0  # of steps with prefill, see step_time.py
     output_window_tokens: int = 256  # promised to every request that decodes here
     prefix_cache: bool = True  # reuse committed pages of earlier requests
     max_waiting: int = 1024

@@ -67,7 +67,7 @@ class Scheduler:
         if self._must_preempt:
             return None
         budget = self.config.max_batch_tokens - len(decodes)
-        budget = min(budget, self.step_time.max_chunk_tokens())
+        budget = min(budget, self.step_time.max_chunk_tokens(decodes=bool(decodes)))
         chunks = self._running_chunks(budget)
         budget -= sum(entry.num_new for entry in chunks)
         self._admit(budget, decodes, chunks)

@@ -47,7 +47,9 @@ class WorkerConfig:
     output_window_tokens: int = setting(
         256, "Output tokens that an admitted request has room for in any case; 0: none."
     )
-    step_time_ms: float = setting(100.0, "Time that a step with prefill in it aims at.")
+    step_time_ms: float = setting(
+        100.0, "Time that a step with prefill in it aims at; twice that where nothing decodes."
+    )
     num_threads: int = setting(0, "Compute threads of the rank; 0: one for each core it may use.")
     transports: tuple[str, ...] = setting(
         ("auto",), "Transports to export and to read with, best first."

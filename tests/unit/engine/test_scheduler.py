@@ -99,27 +99,33 @@ def test_sglang_5984_nan_logits_fail_that_request_only() -> None:
 
 def test_step_time_limits_chunks_by_what_was_measured() -> None:
     time = StepTime(max_step_s=0.1)
-    assert time.max_chunk_tokens() == 64  # nothing is known yet
+    assert time.max_chunk_tokens(decodes=True) == 64  # nothing is known yet
     time.observe(100, 0.1)
-    assert time.max_chunk_tokens() == pytest.approx(100, abs=1)
+    assert time.max_chunk_tokens(decodes=True) == pytest.approx(100, abs=1)
     time.observe(5, 9.0)  # too small to tell
-    assert time.max_chunk_tokens() == pytest.approx(100, abs=1)
+    assert time.max_chunk_tokens(decodes=True) == pytest.approx(100, abs=1)
+    assert time.max_chunk_tokens(decodes=False) == pytest.approx(200, abs=1)
     for _ in range(30):
         time.observe(100, 0.2)
-    assert 50 <= time.max_chunk_tokens() <= 52
+    assert 50 <= time.max_chunk_tokens(decodes=True) <= 52
     time.observe(100, 50.0)
-    assert time.max_chunk_tokens() == 32
+    assert time.max_chunk_tokens(decodes=False) == 32
 
 
-def test_chunks_shrink_to_the_time_of_a_step() -> None:
+@pytest.mark.parametrize(("decodes", "least"), [(True, 4), (False, 2)])
+def test_chunks_shrink_to_the_time_of_a_step(decodes: bool, least: int) -> None:
     model = mock_model(token_s=0.001)
     b = bench(model, max_batch_tokens=200, step_time_ms=50)
     b.handle(Submit(1, request(prompt(120), max_tokens=1))).run()
-    b.handle(Submit(2, request(prompt(200, 1), max_tokens=1)))
+    if decodes:
+        b.handle(Submit(2, request(prompt(8, 2), max_tokens=500)))
+        b.step()
+    b.handle(Submit(3, request(prompt(200, 1), max_tokens=1)))
     num_steps = 0
-    while b.step() is not None:
+    while not b.of(Ended, 3):
+        b.step()
         num_steps += 1
-    assert num_steps >= 4
+    assert num_steps >= least
 
 
 @pytest.mark.parametrize(
