@@ -7,7 +7,8 @@ load. `idle_overhead_mib` is what a worker's two processes hold beside one float
 weights and the pool (`benchmarks.footprint` says how it is counted); `ready_s` the time from
 starting a decode worker until /readyz says yes, median of 3. With --peer, `…_vs_vllm`: our rate in
 float32 over that of vLLM on the CPU with both cores, `…_vs_llamacpp`: our 4-bit rate over that of
-llama.cpp's Q4_1 with two threads (benchmarks/peers).
+llama.cpp's Q4_1 with two threads (benchmarks/peers). `isa_level` is that of our code: 0 portable,
+1 AVX2, 2 AVX-512; benchmarks/peers/README.md says how to hold all sides to AVX2.
 """
 
 import os
@@ -30,6 +31,7 @@ from paceline.engine.config import EngineConfig
 from paceline.engine.engine import Engine
 from paceline.engine.messages import Cancel, Emission, Ended, Event, RequestSpec, Submit
 from paceline.engine.pools import allocate_pools, pool_memory
+from paceline.kernels import native
 from paceline.models.loader import load_model
 from paceline.worker.config import WorkerConfig
 
@@ -114,6 +116,7 @@ def engine_figures(model: Path, *, quick: bool) -> dict[str, float]:
     figures: dict[str, float] = {
         "read_gb_s": machine.read_bytes_s / 1e9,
         "matrix_gflop_s": machine.flop_s / 1e9,
+        "isa_level": native.module.BEST_LEVEL if native.module else 0,
     }
     for batch in BATCHES:
         step_s = bench.decode_step_s(batch, num_steps)

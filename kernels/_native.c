@@ -9,6 +9,7 @@
 #include "_native.h"
 
 #include <endian.h>
+#include <stdlib.h>
 #include <string.h>
 
 #if defined(__x86_64__)
@@ -32,6 +33,7 @@ struct geometry {
 
 static uint32_t keys[NUM_KEYS] __attribute__((aligned(64)));
 int best_level = PORTABLE;
+static const char *const level_names[NUM_LEVELS] = {"portable", "avx2", "avx512"};
 
 /* splitmix64 (Steele, Lea, Flood 2014); low halves of its outputs. */
 static void fill_keys(void)
@@ -156,7 +158,7 @@ static const segment_fn segments[NUM_LEVELS][3] = {
 #endif
 };
 
-static int detect_level(void)
+static int level_of_this_cpu(void)
 {
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
@@ -166,6 +168,20 @@ static int detect_level(void)
         return AVX2;
 #endif
     return PORTABLE;
+}
+
+/* What this CPU has and PACELINE_MAX_ISA allows. -1 with a Python error set. */
+static int detect_level(void)
+{
+    const char *wanted = getenv("PACELINE_MAX_ISA");
+    int best = level_of_this_cpu();
+    if (!wanted || !*wanted)
+        return best;
+    for (int level = 0; level < NUM_LEVELS; level++)
+        if (!strcmp(wanted, level_names[level]))
+            return level < best ? level : best;
+    PyErr_Format(PyExc_ValueError, "PACELINE_MAX_ISA=%s: must be portable, avx2 or avx512", wanted);
+    return -1;
 }
 
 /* Streaming stores are for whole cache lines. Where the keys wrap in the middle of one, its second
@@ -371,8 +387,13 @@ static struct PyModuleDef module = {
 PyMODINIT_FUNC PyInit__native(void)
 {
     PyObject *self = PyModule_Create(&module);
+    int level = detect_level();
+    if (level < 0) {
+        Py_XDECREF(self);
+        return NULL;
+    }
+    best_level = level;
     fill_keys();
-    best_level = detect_level();
     if (self && PyModule_AddIntConstant(self, "BEST_LEVEL", best_level) < 0) {
         Py_DECREF(self);
         return NULL;

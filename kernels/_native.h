@@ -9,7 +9,7 @@
 
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 
-/* Instruction sets; what this CPU has is decided at import. */
+/* Instruction sets; the best that this CPU has and PACELINE_MAX_ISA allows, decided at import. */
 enum level { PORTABLE, AVX2, AVX512, NUM_LEVELS };
 extern int best_level;
 

@@ -6,7 +6,9 @@ from numpy.typing import NDArray
 
 Buffer = bytes | bytearray | memoryview | NDArray[Any]
 
-BEST_LEVEL: int  # of this CPU: 0 portable, 1 AVX2, 2 AVX-512; the default of `level`
+# 0 portable, 1 AVX2, 2 AVX-512: what this CPU has, and PACELINE_MAX_ISA (portable, avx2, avx512)
+# allows; the default of `level`
+BEST_LEVEL: int
 
 def copy_pages(
     destination: Buffer,

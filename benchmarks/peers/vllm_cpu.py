@@ -1,5 +1,7 @@
 """vLLM on the CPU in float32: the work of benchmarks.engine_cpu. Arguments: model folder.
 
+With ATEN_CPU_CAPABILITY=avx2 its own code is that for AVX2, too.
+
 Decode is the time of a long answer less that of its first token, over the tokens between; prompts
 are new each time and prefix caching is off, as there.
 """
@@ -14,6 +16,12 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "0-1")  # else it leaves one of two cores idle
 os.environ["VLLM_NO_USAGE_STATS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+import torch
+
+if os.environ.get("ATEN_CPU_CAPABILITY") == "avx2":
+    # vLLM asks the CPU, whatever torch is told, and has a build of its own code for AVX2.
+    torch.cpu._is_avx512_supported = lambda: False
 
 from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
 
