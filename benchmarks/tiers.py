@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.common import MEMCPY_BYTES, REPEATS, Memcpy, Options, publish, seconds, show
 from benchmarks.pull import GROUP, NUM_PAGES, make_pool, scattered_pages
 from paceline.kernels.pages import sum_pages
-from paceline.kv_transfer.tiers.base import PageBatch, PageName, Tier
+from paceline.kv_transfer.tiers.base import Nobody, PageBatch, PageName, Tier
 from paceline.kv_transfer.tiers.config import FileTierConfig, PageShape
 from paceline.kv_transfer.tiers.file_medium import WRITE_BYTES
 from paceline.kv_transfer.tiers.host import HostTier
@@ -30,12 +30,6 @@ from paceline.kv_transfer.tiers.stack import TierStack
 NUM_BYTES = NUM_PAGES * GROUP.page_bytes
 BATCH_PAGES = 32  # as a worker offloads
 FILL_PAGES = 64  # as a worker fills
-
-
-class Nobody:
-    def stored(self, tier: str, names: Sequence[PageName]) -> None: ...
-
-    def removed(self, tier: str, names: Sequence[PageName]) -> None: ...
 
 
 class Pages:

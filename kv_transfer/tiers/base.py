@@ -83,11 +83,22 @@ class TierFigures:
 
 
 class TierListener(Protocol):
-    """Hears what a tier comes to hold and ceases to hold, from any thread; does not wait."""
+    """Hears what a tier comes to hold and ceases to hold, in this order: it is called from any
+    thread, under the tier's lock, and does not wait."""
 
     def stored(self, tier: str, names: Sequence[PageName]) -> None: ...
 
     def removed(self, tier: str, names: Sequence[PageName]) -> None: ...
+
+
+class Nobody:
+    """Listens to nothing."""
+
+    def stored(self, tier: str, names: Sequence[PageName]) -> None:
+        pass
+
+    def removed(self, tier: str, names: Sequence[PageName]) -> None:
+        pass
 
 
 class Tier(Protocol):

@@ -18,6 +18,7 @@ from paceline.kernels.pages import copy_pages
 from paceline.kv_transfer.base import CellSums, LocalPool, PageIds, Piece
 from paceline.kv_transfer.link_statistics import LinkStatistics
 from paceline.kv_transfer.tiers.base import (
+    Nobody,
     PageBatch,
     PageName,
     Tier,
@@ -48,7 +49,7 @@ class HostTier:
         self._generations = np.zeros(num_places, np.uint64)
         self._sums = np.zeros((num_places, page.num_heads), np.uint64)
         self._free = list(range(num_places))
-        self._listener: TierListener | None = None
+        self._listener: TierListener = Nobody()
         self._below: Tier | None = None
 
     def start(self, listener: TierListener, below: Tier | None) -> None:
@@ -78,7 +79,6 @@ class HostTier:
                     self._free.append(place)
             self.figures.num_stored += len(stored)
             self.figures.num_mismatches += int((~is_right).sum())
-        if stored and self._listener is not None:
             self._listener.stored(self.name, stored)
         wrong: NDArray[np.int64] = rows[~is_right]
         return wrong
@@ -109,7 +109,6 @@ class HostTier:
             self._policy.remove(name)
             self._forget(name)
             self.figures.num_mismatches += 1
-        if self._listener is not None:
             self._listener.removed(self.name, [name])
 
     def close(self) -> None:
@@ -165,11 +164,10 @@ class HostTier:
             self._forget(name)
             self._pins[places[-1]] += 1
         self.figures.num_evictions += len(names)
+        self._listener.removed(self.name, names)
         return names, np.array(places, np.int64)
 
     def _let_go(self, names: list[PageName], places: PageIds) -> None:
-        if self._listener is not None:
-            self._listener.removed(self.name, names)
         self._demote(names, places)
         with self._lock:
             self._unpin(places)

@@ -20,6 +20,7 @@ from paceline.kernels.pages import copy_pages
 from paceline.kv_transfer.base import CellSums, LocalPool
 from paceline.kv_transfer.link_statistics import LinkStatistics
 from paceline.kv_transfer.tiers.base import (
+    Nobody,
     PageBatch,
     PageName,
     Tier,
@@ -73,7 +74,7 @@ class SegmentTier:
             self._form, max_pages, flush_after_s, self._books, self._lock, self._write
         )
         self._reader = SegmentReader(name, page, medium, self._books, self._lock, self._failed)
-        self._listener: TierListener | None = None
+        self._listener: TierListener = Nobody()
         self._below: Tier | None = None
 
     def start(self, listener: TierListener, below: Tier | None) -> None:
@@ -125,7 +126,7 @@ class SegmentTier:
                 return
             self.figures.num_mismatches += 1
             self.figures.num_pages -= 1
-        self._tell_removed([name])
+            self._listener.removed(self.name, [name])
 
     def close(self) -> None:
         self._writer.close()
@@ -154,7 +155,6 @@ class SegmentTier:
             self.figures.num_pages += len(stored)
             self.figures.num_stored += len(stored)
             self.figures.num_mismatches += int((~is_right).sum())
-        if stored and self._listener is not None:
             self._listener.stored(self.name, stored)
         wrong: NDArray[np.int64] = rows[~is_right]
         return wrong
@@ -192,7 +192,7 @@ class SegmentTier:
             names = self._books.remove(segment)
             self.figures.num_evictions += len(names)
             self.figures.num_pages -= len(names)
-        self._tell_removed(names)
+            self._listener.removed(self.name, names)
         try:
             if self._below is not None and places:
                 self._demote(segment, places)
@@ -214,7 +214,7 @@ class SegmentTier:
             names = self._books.remove(segment)
             self.figures.num_dropped += len(names)
             self.figures.num_pages -= len(names)
-        self._tell_removed(names)
+            self._listener.removed(self.name, names)
 
     # --- at the start ---
 
@@ -267,7 +267,6 @@ class SegmentTier:
             places = range(len(segment.names))
             named = [segment.names[i] for i in places if self._books.name_page(segment, i)]
             self.figures.num_pages += len(named)
-        if named and self._listener is not None:
             self._listener.stored(self.name, named)
 
     def _delete(self, number: int) -> None:
@@ -287,7 +286,3 @@ class SegmentTier:
     def _count_dropped(self, num_pages: int) -> None:
         with self._lock:
             self.figures.num_dropped += num_pages
-
-    def _tell_removed(self, names: Sequence[PageName]) -> None:
-        if names and self._listener is not None:
-            self._listener.removed(self.name, names)

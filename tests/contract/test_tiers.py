@@ -12,7 +12,7 @@ import pytest
 from paceline.core.errors import Cancelled
 from paceline.kv_transfer.base import Piece
 from tests.contract.pools import pages_of
-from tests.contract.tiers import KINDS, NUM_PLACES, Bench, TierKind, page_name
+from tests.contract.tiers import KINDS, NUM_PLACES, Bench, TierKind, is_settled, page_name
 from tests.support.workers import wait_for
 
 
@@ -111,7 +111,7 @@ def test_what_is_evicted_goes_down_and_comes_back_from_there(
     bench = Bench([first, second])
     for number in range(NUM_PLACES + 6):
         bench.put(number)
-        time.sleep(0.005)  # else a file tier below drops what it cannot take at once
+        wait_for(lambda: all(map(is_settled, bench.tiers)))  # else the one below may drop pages
     wait_for(lambda: first.figures.num_pages <= NUM_PLACES)
     wait_for(lambda: first.figures.num_pages + second.figures.num_pages == NUM_PLACES + 6)
     everything = list(range(NUM_PLACES + 6))

@@ -21,6 +21,7 @@ from paceline.kv_transfer.tiers.segment_writer import NUM_BUFFERS
 from paceline.kv_transfer.tiers.segments import SegmentTier
 from paceline.kv_transfer.tiers.stack import TierStack
 from tests.contract.pools import SMALL, make_pool, pages_of
+from tests.support.workers import wait_for
 
 LAYOUT = "layout"
 NUM_PLACES = 12
@@ -35,7 +36,9 @@ class Listener:
 
     def stored(self, tier: str, names: Sequence[PageName]) -> None:
         with self.lock:
-            self.held.setdefault(tier, []).extend(names)
+            held = self.held.setdefault(tier, [])
+            assert not set(held) & set(names), "stored twice"
+            held.extend(names)
 
     def removed(self, tier: str, names: Sequence[PageName]) -> None:
         with self.lock:
@@ -74,14 +77,19 @@ def make_segment_tier(medium: SegmentMedium, num_pages: int, segment_pages: int)
     return SegmentTier("segments", SMALL, LAYOUT, medium, capacity, size, flush_after_s=0.01)
 
 
+def is_settled(tier: Tier) -> bool:
+    """All that was put is written, or given up."""
+    if not isinstance(tier, SegmentTier):
+        return True
+    with tier._lock:
+        return all(segment.buffer is None for segment in tier._books.segments.values())
+
+
 def file_of(folder: Path, tier: SegmentTier, name: PageName) -> tuple[Path, int]:
     """The file that holds a page, and where in it; waits until it is written."""
     page = tier._books.page_of[name]
     path = folder / "0" / f"{page >> PLACE_BITS:016x}.kv"
-    deadline = time.monotonic() + 5
-    while tier._books.segments[page >> PLACE_BITS].buffer is not None:
-        assert time.monotonic() < deadline, "the tier does not write"
-        time.sleep(0.002)
+    wait_for(lambda: is_settled(tier))
     return path, page % MAX_PLACES * SMALL.page_bytes
 
 
@@ -146,10 +154,9 @@ class Bench:
     def check(self) -> None:
         """What tiers hold is what they said, and no more than they may."""
         for tier in self.tiers:
-            deadline = time.monotonic() + 5
-            while len(self.listener.held.get(tier.name, [])) != tier.figures.num_pages:
-                assert time.monotonic() < deadline, "what is held is not what was said"
-                time.sleep(0.002)
-            held = self.listener.held.get(tier.name, [])
-            assert len(held) == len(set(held))
-            assert all(tier.holds(name) for name in held)
+            assert isinstance(tier, HostTier | SegmentTier)
+            with tier._lock:  # under which it tells, too
+                held = self.listener.held.get(tier.name, [])
+                assert len(held) == len(set(held)) == tier.figures.num_pages
+                names = tier._place_of if isinstance(tier, HostTier) else tier._books.page_of
+                assert set(held) == set(names)

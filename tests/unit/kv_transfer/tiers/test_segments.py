@@ -20,7 +20,14 @@ from paceline.kv_transfer.tiers.medium import SegmentMedium
 from paceline.kv_transfer.tiers.segment_format import SegmentForm
 from paceline.kv_transfer.tiers.segments import SegmentTier
 from tests.contract.pools import SMALL, pages_of
-from tests.contract.tiers import LAYOUT, Bench, file_of, make_file_tier, page_name
+from tests.contract.tiers import (
+    LAYOUT,
+    Bench,
+    file_of,
+    is_settled,
+    make_file_tier,
+    page_name,
+)
 from tests.support.workers import wait_for
 from tests.unit.kv_transfer.tiers.media import MemoryMedium
 
@@ -36,8 +43,7 @@ def tier_on(
 
 
 def settle(tier: SegmentTier) -> None:
-    """All that was put is written, or given up."""
-    wait_for(lambda: all(s.buffer is None for s in list(tier._books.segments.values())), 5)
+    wait_for(lambda: is_settled(tier))
 
 
 def test_a_restart_keeps_what_was_written(tmp_path: Path) -> None:
