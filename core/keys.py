@@ -37,9 +37,9 @@ def tenant_salt(secret: bytes, tenant: str, version: int = 1) -> bytes:
     return hmac.digest(secret, struct.pack("<I", version) + tenant.encode(), "sha256")
 
 
-def narrowed_salt(salt: bytes, part: str) -> bytes:
-    """Of a part of what a tenant's `salt` names: no other tenant's, whatever `part` is."""
-    return hmac.digest(salt, b"pl-nsalt" + part.encode(), "sha256")
+def narrowed_salt(salt: bytes, part: str | None) -> bytes:
+    """Of a part of what a tenant's `salt` names, and no other tenant's; None: of all of it."""
+    return salt if part is None else hmac.digest(salt, b"pl-nsalt" + part.encode(), "sha256")
 
 
 def root_key(content_digest: str, salt: bytes) -> BlockKey:

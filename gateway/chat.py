@@ -45,8 +45,8 @@ async def prepare_chat(serving: Serving, request: ChatRequest, caller: Caller) -
     priority = checked_priority(wishes.priority)
     chat = chat_of(request.messages, request, has_developer=serving.text.has_developer_role)
     room = ContextRoom(model.context_length, "messages", max_tokens)
-    salt = caller.tenant.narrowed(request.cache_salt)
-    prompt = await serving.prompts.of_chat(chat, model, room, salt)
+    owner = caller.tenant.owner(request.cache_salt)
+    prompt = await serving.prompts.of_chat(chat, model, room, owner.salt)
     check_prompt_logprobs(params, len(prompt.token_ids), serving.config.max_prompt_logprobs)
     max_tokens = room.max_tokens_after(len(prompt.token_ids))
     params = dataclasses.replace(params, max_tokens=max_tokens)
@@ -62,8 +62,7 @@ async def prepare_chat(serving: Serving, request: ChatRequest, caller: Caller) -
         has_usage=options.has_usage,
         has_timing=options.has_timing,
     )
-    name = caller.tenant.name
-    job = Job(model, name, prompt, params, stops, priority, text=text_options(request))
+    job = Job(model, owner, prompt, params, stops, priority, text=text_options(request))
     return PreparedRequest(model, [job], answer, bool(request.stream), caller)
 
 

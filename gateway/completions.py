@@ -51,22 +51,23 @@ async def prepare_completion(
     contents = _contents(request.prompt, serving.config.max_prompts)
     _check_choices(request, len(contents), params.n)
     room = completion_room(model, wishes.max_tokens)
+    owner = caller.tenant.owner(request.cache_salt)
     prompts = await serving.prompts.of_contents(
         contents,
         model,
         room,
-        caller.tenant.narrowed(request.cache_salt),
+        owner.salt,
         adds_special=request.add_special_tokens is not False,
     )
     _check_prompt_logprobs(serving, request, params, prompts)
     params = await serving.prompts.with_bad_words(params, wishes.bad_words, model)
-    name, text = caller.tenant.name, text_options(request)
+    text = text_options(request)
     jobs = []
     for index, prompt in enumerate(prompts):
         max_tokens = room.max_tokens_after(len(prompt.token_ids))
         fitted = dataclasses.replace(params, max_tokens=max_tokens)
         first_choice = index * params.n
-        jobs.append(Job(model, name, prompt, fitted, stops, priority, first_choice, text))
+        jobs.append(Job(model, owner, prompt, fitted, stops, priority, first_choice, text))
     if not request.stream:
         num_tokens = sum(job.params.n * job.params.max_tokens for job in jobs)
         check_logprobs("logprobs", params, num_tokens, serving.config.max_answer_logprobs)

@@ -87,8 +87,8 @@ class GenerateService(GenerateServiceServicer):
         tokens = list(request.tokens.ids)
         content = tokens if request.WhichOneof("prompt") == "tokens" else request.text
         room = completion_room(model, wishes.max_tokens)
-        salt = tenant.narrowed(request.cache_salt if request.HasField("cache_salt") else None)
-        (prompt,) = await self._serving.prompts.of_contents([content], model, room, salt)
+        owner = tenant.owner(request.cache_salt if request.HasField("cache_salt") else None)
+        (prompt,) = await self._serving.prompts.of_contents([content], model, room, owner.salt)
         num_tokens = len(prompt.token_ids)
         limit = self._serving.config.max_prompt_logprobs
         check_prompt_logprobs(params, num_tokens, limit, field="num_prompt_logprobs")
@@ -100,7 +100,7 @@ class GenerateService(GenerateServiceServicer):
             or not request.HasField("skip_special_tokens"),
             shows_stop=request.include_stop_str_in_output,
         )
-        return Job(model, tenant.name, prompt, params, stops, priority, text=text)
+        return Job(model, owner, prompt, params, stops, priority, text=text)
 
     def _tenant(self, context: _Context) -> Tenant:
         given: Any = dict(context.invocation_metadata() or ()).get("authorization")

@@ -11,6 +11,15 @@ from paceline.v1.control_pb2 import ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
+class KvOwner:
+    """Whose KV a request's is: a tenant's, or that of its requests with one `cache_salt`."""
+
+    tenant: str
+    cache_salt: str | None
+    salt: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Prompt:
     token_ids: list[int]
     root_key: bytes
@@ -30,7 +39,7 @@ class Job:
     """One prompt with its n choices; `first_choice` is where they stand in the response."""
 
     model: ModelInfo
-    tenant: str
+    owner: KvOwner
     prompt: Prompt
     params: SamplingParams
     stops: tuple[StopAutomaton, ...]
@@ -44,7 +53,8 @@ def token_request(job: Job, budget_s: float) -> TokenRequest:
     return TokenRequest(
         request_id=secrets.token_hex(16),
         model=job.model.name,
-        tenant=job.tenant,
+        tenant=job.owner.tenant,
+        cache_salt=job.owner.cache_salt,
         root_key=job.prompt.root_key,
         token_ids=job.prompt.token_ids,
         num_prompt_tokens=len(job.prompt.token_ids),

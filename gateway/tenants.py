@@ -24,6 +24,7 @@ import msgspec
 
 from paceline.core.errors import ConfigError, InvalidApiKey, InvalidRequest
 from paceline.core.keys import narrowed_salt, tenant_salt
+from paceline.gateway.jobs import KvOwner
 from paceline.gateway.metrics import now_s
 from paceline.gateway.rate_limits import Meter, TenantLimits
 
@@ -57,15 +58,13 @@ class Tenant:
     salt: bytes  # of its KV's names
     meter: Meter
 
-    def narrowed(self, cache_salt: str | None) -> bytes:
-        """The salt of a request that shares KV only with those of the same `cache_salt`. Whatever
-        that is, the names stay the tenant's own. Raises InvalidRequest."""
-        if cache_salt is None:
-            return self.salt
-        fits = 0 < len(cache_salt) <= MAX_CACHE_SALT_CHARS
+    def owner(self, cache_salt: str | None) -> KvOwner:
+        """Of a request's KV, shared only with requests of the same `cache_salt`. Whatever that is,
+        the names stay the tenant's own. Raises InvalidRequest."""
+        fits = cache_salt is None or 0 < len(cache_salt) <= MAX_CACHE_SALT_CHARS
         reason = f"must have between 1 and {MAX_CACHE_SALT_CHARS} characters"
         InvalidRequest.check("cache_salt", cache_salt, fits, reason)
-        return narrowed_salt(self.salt, cache_salt)
+        return KvOwner(self.name, cache_salt, narrowed_salt(self.salt, cache_salt))
 
 
 class TenantTable:

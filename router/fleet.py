@@ -6,13 +6,13 @@ from collections import Counter as Tally
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from paceline.core.keys import root_key, tenant_salt
+from paceline.core.keys import narrowed_salt, root_key, tenant_salt
 from paceline.router.config import RouterConfig
 from paceline.router.metrics import RouterMetrics
 from paceline.router.planner import Candidate
 from paceline.router.worker_link import WorkerLink
 from paceline.router.worker_session import WorkerSession
-from paceline.v1 import control_pb2, worker_pb2
+from paceline.v1 import common_pb2, control_pb2, worker_pb2
 
 RECENT_HALF_LIFE_S = 60.0
 _RECENT = operator.attrgetter("recent_requests")
@@ -116,14 +116,15 @@ class Fleet:
             and not session.is_busy(now)
         )
 
-    def digest_of(self, model: str, tenant: str, root: bytes) -> str | None:
+    def digest_of(self, request: common_pb2.TokenRequest) -> str | None:
         """The content digest that a request's keys are rooted in; None: of no worker we know."""
-        salt = tenant_salt(self._secret, tenant)
+        part = request.cache_salt if request.HasField("cache_salt") else None
+        salt = narrowed_salt(tenant_salt(self._secret, request.tenant), part)
         revisions = self._revisions.items()
-        digests = {digest for digest, revision in revisions if revision.model == model}
-        if model in self._models:
-            digests.add(self._models[model].content_digest)
-        return next((d for d in sorted(digests) if root_key(d, salt) == root), None)
+        digests = {digest for digest, revision in revisions if revision.model == request.model}
+        if request.model in self._models:
+            digests.add(self._models[request.model].content_digest)
+        return next((d for d in sorted(digests) if root_key(d, salt) == request.root_key), None)
 
     def models(self) -> list[control_pb2.ModelInfo]:
         """Also those whose decode workers were lost a short time ago: `unavailable`."""

@@ -100,7 +100,7 @@ class Placer:
         Raises ModelNotFound, Unavailable, or ContextLengthExceeded if no worker could hold it.
         """
         message = request.message
-        digest = self._fleet.digest_of(message.model, message.tenant, message.root_key)
+        digest = self._fleet.digest_of(message)
         if digest is not None:
             _check_room(request, self._fleet.context_length(digest))
             return digest

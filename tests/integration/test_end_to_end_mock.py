@@ -156,6 +156,11 @@ def test_vllm_ascend_13363_logprobs_of_a_prompt_that_is_prefilled_apart(
             found = entry[str(score.token_id)]
             assert found["rank"] == score.rank
             assert found["logprob"] == pytest.approx(score.logprob, abs=1e-4)
+    body = {"model": model.name, "prompt": token_ids, "max_tokens": 4, "echo": True, "logprobs": 1}
+    response = httpx.post(f"{split.cluster.base_url}/v1/completions", json=body, timeout=60)
+    values = response.json()["choices"][0]["logprobs"]["token_logprobs"]
+    assert len(values) == 304 and values[0] is None and None not in values[1:]
+    assert values[1:300] == pytest.approx([max(s.logprob, -9999) for s in expected], abs=1e-4)
     assert settle(split.cluster) == NOTHING
 
 
@@ -214,7 +219,7 @@ def test_usage_counts_prompt_output_and_cached_tokens(split: Split, model: Path)
 
 
 def test_statistics_tell_where_the_time_went(split: Split, model: Path) -> None:
-    body = {"model": model.name, "prompt": prompt(600, salt=20), "max_tokens": 20}
+    body = {"model": model.name, "prompt": prompt(600, salt=120), "max_tokens": 20}
     answer = httpx.post(
         f"{split.cluster.base_url}/v1/completions",
         json={**body, "ignore_eos": True},
@@ -232,7 +237,7 @@ def test_tensorrt_llm_11727_the_first_token_has_its_logprobs(
     split: Split, model: Path, alone: Alone
 ) -> None:
     """https://github.com/NVIDIA/TensorRT-LLM/pull/11727: 4 entries, those of one worker."""
-    token_ids = prompt(70, salt=21)
+    token_ids = prompt(70, salt=121)
     options = {"temperature": 0.0, "max_tokens": 4}
     body = {"model": model.name, "prompt": token_ids, "logprobs": 3, **options}
     for stream in (False, True):
@@ -251,6 +256,20 @@ def test_tensorrt_llm_11727_the_first_token_has_its_logprobs(
         ):
             assert value == pytest.approx(max(position.logprob, -9999.0), abs=1e-4)
             assert len(top) == 3
+
+
+def test_vllm_44250_kv_is_shared_only_within_a_cache_salt(split: Split, model: Path) -> None:
+    """https://github.com/vllm-project/vllm/issues/44250, of which salts and tenants apply: the same
+    prompt under none, A and B has no hits across, and the answers of a cold cache."""
+    texts = []
+    for salt in (None, "A", "B"):
+        fields = {} if salt is None else {"cache_salt": salt}
+        body = streaming(model, prompt(90, salt=122), max_tokens=5, temperature=0, **fields)
+        cold, warm = split.send(body), split.send(body)
+        assert cold.usage and cold.usage["prompt_tokens_details"]["cached_tokens"] == 0
+        assert warm.usage and warm.usage["prompt_tokens_details"]["cached_tokens"] == 80
+        texts += [cold.text(), warm.text()]
+    assert len(set(texts)) == 1
 
 
 def test_a_client_that_leaves_frees_everything(split: Split, model: Path) -> None:

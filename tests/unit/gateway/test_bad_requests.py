@@ -2,13 +2,14 @@
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import pytest
 
 from tests.support.fake_router_service import bytes_reply
-from tests.support.gateway_client import raw_request, request_bytes
-from tests.support.gateway_deployment import CONTEXT_LENGTH, Deployment
+from tests.support.gateway_client import raw_request, request_bytes, until
+from tests.support.gateway_deployment import CONTEXT_LENGTH, Deployment, model_info
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 USER = {"role": "user", "content": "Hi"}
@@ -241,6 +242,33 @@ async def test_a_bad_request_gets_a_clear_answer(deployment: Deployment, name: s
     assert len(deployment.router.submissions) == 1  # nothing of the bad one was sent
 
 
+BAD_PATTERNS = {
+    "[": "[",
+    "unfinished group": "(?P<x",
+    "1 MB": "a" * 1_000_000,
+    "nested": "(a|a)*b" * 30,
+    "look-behind": "(?<=a)b",
+}
+
+
+@pytest.mark.parametrize("pattern", BAD_PATTERNS)
+async def test_vllm_17313_no_regular_expression_hurts(deployment: Deployment, pattern: str) -> None:
+    """https://github.com/vllm-project/vllm/issues/17313: 400 in less than 2 s, nothing is sent to a
+    worker. Whatever the pattern: there is no structured output yet."""
+    regex = BAD_PATTERNS[pattern]
+    for field, value in (
+        ("guided_regex", regex),
+        ("structured_outputs", {"regex": regex}),
+        ("response_format", {"type": "regex", "regex": regex}),
+    ):
+        started = time.monotonic()
+        answer = await deployment.chat(**{field: value})
+        assert time.monotonic() - started < 2
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["param"] == field and len(answer.text) < 500
+    assert not deployment.router.submissions
+
+
 @pytest.mark.parametrize("declared", [True, False])
 async def test_10_mb_are_refused_while_they_arrive(deployment: Deployment, declared: bool) -> None:
     body = b'{"user":"' + b"x" * (10 << 20)
@@ -271,10 +299,14 @@ async def test_unknown_routes_and_methods_have_openai_bodies(deployment: Deploym
 
 async def test_tiktoken_82_odd_but_valid_text_arrives_unchanged(deployment: Deployment) -> None:
     """https://github.com/openai/tiktoken/issues/82"""
-    for text in ("\U0001f600", "a\0b", "\ufeffx", "e" + "\u0301" * 50):
+    deployment.router.set_models([model_info(deployment.model_dir, context_length=1 << 16)])
+    await until(lambda: deployment.gateway.serving.models()[0].context_length == 1 << 16)
+    for text in ("\U0001f600", "a\0b", "\ufeffx", "e" + "\u0301" * 10_000):
         assert (await deployment.complete(text)).status_code == 200
         sent = bytes(deployment.router.submissions[-1].request.token_ids)
         assert sent == text.encode()
+    deployment.router.set_models([model_info(deployment.model_dir)])
+    await until(lambda: deployment.gateway.serving.models()[0].context_length == CONTEXT_LENGTH)
 
 
 async def test_jan_6254_role_orders_are_the_templates_matter(deployment: Deployment) -> None:
