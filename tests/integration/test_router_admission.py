@@ -146,8 +146,9 @@ async def test_one_choice_is_cancelled_and_the_others_go_on(store: RedisServer) 
         await bench.check_idle()
 
 
+@pytest.mark.parametrize("num_requests", [200, pytest.param(1000, marks=pytest.mark.slow)])
 async def test_vllm_router_215_cancels_at_random_moments_leave_no_load(
-    store: RedisServer,
+    store: RedisServer, num_requests: int
 ) -> None:
     """https://github.com/vllm-project/router/pull/215: phantom load after cancelled requests."""
     rng = random.Random(0)
@@ -155,7 +156,7 @@ async def test_vllm_router_215_cancels_at_random_moments_leave_no_load(
         for name in ("p0", "p1", "d0", "d1"):
             await bench.add(name, prefill_s=0.01, handoff_s=0.01)
         client = await bench.client()
-        cancelled, kept = await _cancel_storm(bench, rng)
+        cancelled, kept = await _cancel_storm(bench, rng, num_requests)
         await until(lambda: all(answer.ended for answer in kept), 20)
         for answer in kept:
             answer.check(8)
@@ -164,7 +165,9 @@ async def test_vllm_router_215_cancels_at_random_moments_leave_no_load(
         (await client.generate()).check(8)
 
 
-async def _cancel_storm(bench: Bench, rng: random.Random) -> tuple[list[object], list[object]]:
+async def _cancel_storm(
+    bench: Bench, rng: random.Random, num_requests: int
+) -> tuple[list[object], list[object]]:
     client = await bench.client()
     cancelled, kept = [], []
 
@@ -178,7 +181,8 @@ async def _cancel_storm(bench: Bench, rng: random.Random) -> tuple[list[object],
         else:
             kept.append(answer)
 
-    await asyncio.gather(*(one(rng.random()) for _ in range(200)))
+    seconds = num_requests / 200
+    await asyncio.gather(*(one(seconds * rng.random()) for _ in range(num_requests)))
     return cancelled, kept
 
 

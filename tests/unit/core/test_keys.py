@@ -1,13 +1,20 @@
 import os
+import random
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core import _native, keys
 from paceline.core.errors import EngineFailure
+from paceline.engine.sequence import Sequence
+from paceline.gateway.prompts import _hashed
+from paceline.v1.control_pb2 import ModelInfo
 
 CONTENT_DIGEST = "00" * 31 + "01"
 SALT = keys.tenant_salt(b"secret", "tenant-a")
@@ -95,6 +102,30 @@ def test_dingocache_77_keys_do_not_depend_on_the_hash_seed(seed: str | None) -> 
         [sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == GOLDEN_KEYS
+
+
+def test_tensorrt_llm_18156_gateway_and_engine_name_blocks_alike() -> None:
+    """https://github.com/NVIDIA/TensorRT-LLM/issues/18156: one side drops the adapter, or salts
+    otherwise, and nothing ever matches. Adapters go into the content digest; the engine hashes what
+    was computed so far, piece by piece."""
+    chance = random.Random(0)
+    seen = set()
+    for _ in range(1000):
+        tokens = [chance.randrange(32000) for _ in range(chance.randrange(16, 200))]
+        model = ModelInfo(content_digest=chance.randbytes(32).hex())
+        salt = keys.tenant_salt(b"s" * 16, f"tenant {chance.randrange(5)}")
+        if chance.random() < 0.5:
+            salt = keys.narrowed_salt(salt, f"cache {chance.randrange(5)}")
+        prompt = _hashed(tokens, model, salt)
+        spec = SimpleNamespace(root_key=prompt.root_key, priority=0)
+        group: Any = SimpleNamespace(spec=spec, arrival=0)
+        sequence = Sequence(group, 0, np.array(tokens), len(tokens))
+        for num_blocks in sorted(chance.choices(range(len(tokens) // 16 + 1), k=3)):
+            sequence.extend_keys(num_blocks)
+        sequence.extend_keys(len(tokens) // 16)
+        assert b"".join(sequence.keys) == prompt.block_keys
+        seen.add(prompt.block_keys[:32])
+    assert len(seen) == 1000
 
 
 def test_self_test_passes_here_and_fails_on_a_different_hash(
