@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 
 from paceline.core.errors import (
@@ -320,17 +321,25 @@ async def test_what_the_reader_lacks_is_pinned_with_the_record(deployment: Worke
     async with deployment.attached("shm") as pair:
         request = make_request(pair.decode.info, prompt(1000, 39), max_tokens=3, ignore_eos=True)
         ticket = make_ticket(request, pair.prefill.info, pair.decode.info)
-        pair.prefill.prefill(request, ticket)
         asked = kv_pb2.ProgressRequest(ticket=ticket, first_blocks=[50])
         async with connect(pair.prefill.endpoint) as channel:
             stub = kv_pb2_grpc.KvTransferServiceStub(channel)  # type: ignore[no-untyped-call]
-            events = [event async for event in stub.Progress(asked, metadata=token())]
+            following = asyncio.create_task(all_of(stub.Progress(asked, metadata=token())))
+            await asyncio.sleep(0.3)  # the reader waits for the hand-off
+            pair.prefill.prefill(request, ticket)
+            events = await following
             rest = events[-1].rest
             unpin = kv_pb2.UnpinRequest(ticket=ticket, lease_id=rest.lease_id, complete=True)
             await stub.Unpin(unpin, metadata=token())
     assert not any(event.rest.lease_id for event in events[:-1])
     assert [len(run.pages) for run in rest.runs] == [12]  # 62 full blocks
     assert (len(rest.tails), rest.num_tail_tokens) == (1, 8)
+
+
+async def all_of(
+    call: "grpc.aio.UnaryStreamCall[kv_pb2.ProgressRequest, kv_pb2.ProgressEvent]",
+) -> list[kv_pb2.ProgressEvent]:
+    return [event async for event in call]
 
 
 async def page_of_block(source: Attachment, request: common_pb2.TokenRequest, block: int) -> int:
