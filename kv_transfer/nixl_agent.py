@@ -59,6 +59,7 @@ class NixlAgent:
             raise ConfigError("transport", "nixl", f"NIXL cannot be started: {error}") from None
         self._peers: dict[bytes, tuple[str, int]] = {}  # by metadata: name, links
         self._changed = threading.Condition()
+        self._in_use = threading.Lock()  # by a thread that posts
         self._waiting: deque[Transfer] = deque()
         self._posted: list[Transfer] = []
         self.is_closed = False
@@ -97,7 +98,21 @@ class NixlAgent:
             raise PeerGone(f"nixl cannot read from the peer: {error}") from None
         return microseconds / 1e6
 
+    def post(self, transfer: Transfer) -> None:
+        """In the calling thread, which has nothing else to do meanwhile: 0.1 ms less than by ours.
+        What does not end at once is polled by ours."""
+        with self._in_use:
+            if self.is_closed:
+                transfer.is_over, transfer.error = True, "the agent was replaced"
+                return
+            self._start(transfer)
+            with self._changed:
+                if not transfer.is_over:
+                    self._posted.append(transfer)
+                    self._changed.notify_all()
+
     def submit(self, transfer: Transfer) -> None:
+        """To be posted in turn by our thread."""
         with self._changed:
             if self.is_closed:
                 transfer.is_over, transfer.error = True, "the agent was replaced"
@@ -119,7 +134,7 @@ class NixlAgent:
 
     def close(self) -> None:
         """Ends all transfers: with its UCX worker gone, nothing is written any more."""
-        with self._changed:
+        with self._in_use, self._changed:
             self.is_closed = True
             self._changed.notify_all()
         self._thread.join()
@@ -157,17 +172,18 @@ class NixlAgent:
                     return
                 transfer = self._waiting.popleft()
                 self._posted.append(transfer)
-            try:
-                transfer.handle = self._prepare(transfer.peer, transfer.local, transfer.remote)
-                state = self._agent.transfer(transfer.handle)
-            except self._errors as error:
-                self._end(transfer, str(error))
-            else:
-                self._take(transfer, state)
+            self._start(transfer)
             if transfer.is_over:  # whoever waits for it goes on while the next one is copied
                 with self._changed:
                     self._posted.remove(transfer)
                     self._changed.notify_all()
+
+    def _start(self, transfer: Transfer) -> None:
+        try:
+            transfer.handle = self._prepare(transfer.peer, transfer.local, transfer.remote)
+            self._take(transfer, self._agent.transfer(transfer.handle))
+        except self._errors as error:
+            self._end(transfer, str(error))
 
     def _poll(self, transfer: Transfer) -> bool:
         try:

@@ -39,12 +39,14 @@ class NixlRead:
         step = max(1, BATCH_BYTES // self.pool.group.page_bytes)
         batches = [slice(i, i + step) for i in range(0, num_pages, step)]
         sums = np.empty((num_pages, self.pool.group.num_heads), dtype=np.uint64)
+        submit = self.agent.submit if len(batches) > 1 else self.agent.post
         pending: deque[Transfer] = deque()
         num_submitted = 0
         try:
             for i, batch in enumerate(batches):
                 while num_submitted < min(len(batches), i + WINDOW):
-                    pending.append(self._submit(batches[num_submitted]))
+                    pending.append(self._transfer_of(batches[num_submitted]))
+                    submit(pending[-1])
                     num_submitted += 1
                 self._finish(pending[0])
                 pending.popleft()
@@ -53,15 +55,13 @@ class NixlRead:
             self._settle(pending)
         return sums
 
-    def _submit(self, batch: slice) -> Transfer:
+    def _transfer_of(self, batch: slice) -> Transfer:
         group, piece = self.pool.group, self.piece
         local = regions_of(
             self.agent.base_address, piece.destination_pages[batch], group, piece.num_tokens
         )
         remote = regions_of(self.source_address, piece.source_pages[batch], group, piece.num_tokens)
-        transfer = Transfer(self.peer, local, remote)
-        self.agent.submit(transfer)
-        return transfer
+        return Transfer(self.peer, local, remote)
 
     def _finish(self, transfer: Transfer) -> None:
         while not self.agent.wait(transfer, POLL_S):
