@@ -46,13 +46,15 @@ def deployment(
     prefill: int = 1,
     decode: int = 1,
     router: Settings | None = None,
+    gateway: Settings | None = None,
     worker: Settings | None = None,
     restart: bool = True,
 ) -> Iterator[Cluster]:
-    """All services as processes, ready. `router` and `worker` are settings of those services."""
+    """All services as processes, ready. `router`, `gateway`, `worker` are settings of these."""
     workers = worker or {}
     settings: Mapping[Any, Settings] = {
         "router": router or {},
+        "gateway": gateway or {},
         "prefill": workers,
         "decode": workers,
     }

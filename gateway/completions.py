@@ -14,6 +14,7 @@ from paceline.gateway.jobs import Job, Prompt
 from paceline.gateway.logprobs import CompletionLogprobs
 from paceline.gateway.openai_types import CompletionRequest
 from paceline.gateway.prepared import (
+    AnswerOptions,
     Caller,
     PreparedRequest,
     answer_options,
@@ -68,18 +69,10 @@ async def prepare_completion(
         fitted = dataclasses.replace(params, max_tokens=max_tokens)
         first_choice = index * params.n
         jobs.append(Job(model, owner, prompt, fitted, stops, priority, first_choice, text))
-    if not request.stream:
-        num_tokens = sum(job.params.n * job.params.max_tokens for job in jobs)
-        check_logprobs("logprobs", params, num_tokens, serving.config.max_answer_logprobs)
-    view = CompletionView(
-        num_choices=params.n,
-        num_best=1 if request.n is None else request.n,
-        has_output=request.max_tokens != 0,
-        has_usage=options.has_usage,
-        has_timing=options.has_timing,
-    )
+    _check_logprobs(serving, request, jobs)
     shown = await _shown_prompts(serving, request, contents, prompts)
     token_bytes = serving.text.token_bytes if request.logprobs is not None else None
+    view = _view(request, params.n, options)
     answer = CompletionAnswer(AnswerHead("cmpl", model.name), shown, token_bytes, view)
     return PreparedRequest(model, jobs, answer, bool(request.stream), caller)
 
@@ -130,6 +123,24 @@ def _check_prompt_logprobs(
     num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
     limit = serving.config.max_prompt_logprobs
     check_prompt_logprobs(params, num_tokens, limit, num_copies=params.n, field=field)
+
+
+def _check_logprobs(serving: Serving, request: CompletionRequest, jobs: Sequence[Job]) -> None:
+    """Of the output; `best_of` asks for some by itself."""
+    if not request.stream:
+        field = "logprobs" if request.logprobs is not None else "best_of"
+        num_tokens = sum(job.params.n * job.params.max_tokens for job in jobs)
+        check_logprobs(field, jobs[0].params, num_tokens, serving.config.max_answer_logprobs)
+
+
+def _view(request: CompletionRequest, num_choices: int, options: AnswerOptions) -> CompletionView:
+    return CompletionView(
+        num_choices=num_choices,
+        num_best=1 if request.n is None else request.n,
+        has_output=request.max_tokens != 0,
+        has_usage=options.has_usage,
+        has_timing=options.has_timing,
+    )
 
 
 async def _shown_prompts(

@@ -228,7 +228,7 @@ def test_statistics_tell_where_the_time_went(split: Split, model: Path) -> None:
     ).json()
     found = answer["paceline"]["statistics"]
     assert found["pull_ms"] > 0 and found["queue_ms"] >= 0 and found["hit_tokens"] == 0
-    assert found["prefill_ms"] >= 1000 * STEP_S and found["decode_ms"] >= 19 * 1000 * STEP_S * 0.5
+    assert found["prefill_ms"] >= 1000 * STEP_S and found["decode_ms"] >= 19 * 1000 * STEP_S * 0.3
     parts = sum(found[f"{part}_ms"] for part in ("prepare", "queue", "prefill", "decode"))
     assert parts <= found["total_ms"] < parts + 250
 

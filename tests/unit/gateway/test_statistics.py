@@ -32,8 +32,8 @@ def timed(request: TokenRequest) -> Reply:
 def check(found: dict[str, float]) -> None:
     assert (found["queue_ms"], found["prefill_ms"], found["pull_ms"]) == (2, 30, 7)
     assert found["hit_tokens"] == 16
-    assert 60 <= found["decode_ms"] < 500
-    assert 0 < found["prepare_ms"] < 500
+    assert 30 <= found["decode_ms"] < 5000
+    assert 0 < found["prepare_ms"] < 5000
     assert found["total_ms"] > found["prepare_ms"] + found["decode_ms"]
 
 
@@ -89,5 +89,5 @@ async def test_grpc_has_them_in_the_last_response(deployment: Deployment) -> Non
     assert not any(response.HasField("statistics") for response in others)
     found = last.statistics
     assert (found.queue_us, found.prefill_us, found.pull_us) == (2000, 30_000, 7000)
-    assert found.num_hit_tokens == 16 and found.decode_us >= 60_000
+    assert found.num_hit_tokens == 16 and found.decode_us >= 30_000
     assert not any(response.HasField("statistics") for response in await ask())
