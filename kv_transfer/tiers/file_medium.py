@@ -13,7 +13,7 @@ from pathlib import Path
 
 from paceline.core.errors import ConfigError
 
-WRITE_BYTES = 8 << 20  # at once
+WRITE_BYTES = 64 << 20  # at once: a disk that waits for the next call rests
 MAX_PROCESSES = 64
 _NUMBER = re.compile("[0-9a-f]{16}")
 _SUFFIX, _UNFINISHED = ".kv", ".tmp"
@@ -36,12 +36,15 @@ class FileMedium:
         files = [f for f in self._folder.glob("*" + _SUFFIX) if _NUMBER.fullmatch(f.stem)]
         return {int(file.stem, 16): file.stat().st_size for file in files}
 
-    def write(self, number: int, data: memoryview) -> None:
+    def write(self, number: int, data: memoryview, reuse: int | None = None) -> None:
         final = self._file(number)
         unfinished = final.with_suffix(_UNFINISHED)
         try:
-            fd = self._open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            if reuse is not None:  # a file system that frees blocks takes as long as for writing
+                self._file(reuse).rename(unfinished)
+            fd = self._open(unfinished, os.O_WRONLY | os.O_CREAT)
             try:
+                os.ftruncate(fd, min(os.fstat(fd).st_size, len(data)))
                 written = 0
                 while written < len(data):
                     written += os.pwrite(fd, data[written : written + WRITE_BYTES], written)

@@ -12,8 +12,9 @@ class SegmentMedium(Protocol):
         """Bytes of each object that is there whole."""
         ...
 
-    def write(self, number: int, data: memoryview) -> None:
-        """All or nothing: after an error, or a crash, there is no such object."""
+    def write(self, number: int, data: memoryview, reuse: int | None = None) -> None:
+        """All or nothing: after an error, or a crash, there is no such object. `reuse`: one that
+        is wanted no more, whose room may be taken; it is gone afterwards."""
         ...
 
     def read_into(self, number: int, offset: int, buffer: memoryview) -> None:

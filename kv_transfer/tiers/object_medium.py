@@ -48,7 +48,9 @@ class ObjectMedium:
                         found[int(name, 16)] = item["Size"]
         return found
 
-    def write(self, number: int, data: memoryview) -> None:
+    def write(self, number: int, data: memoryview, reuse: int | None = None) -> None:
+        if reuse is not None:
+            self.delete(reuse)
         with _os_errors():
             self._client.put_object(**self._object(number), Body=io.BytesIO(data))
 

@@ -161,18 +161,15 @@ class SegmentTier:
 
     def _write(self, segment: Segment, data: memoryview) -> None:
         """In the writer's thread."""
-        while self._books.num_bytes + len(data) > self._capacity_bytes and self._give_up_one():
-            pass
-        if self._books.num_bytes + len(data) > self._capacity_bytes:
+        room = self._capacity_bytes - len(data)
+        given_up = self._give_up_to(room)
+        if self._books.num_bytes > room:
             self._lose(segment)  # all else is being read
+            self._delete(given_up)
             return
+        self._delete(given_up[1:])
         try:
-            try:
-                self._medium.write(segment.number, data)
-            except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not self._give_up_one():
-                    raise
-                self._medium.write(segment.number, data)  # in the place of what was given up
+            self._store(segment.number, data, given_up[0] if given_up else None)
         except OSError as error:
             self._failed("does not take pages", error)
             self._lose(segment)
@@ -182,12 +179,32 @@ class SegmentTier:
             segment.num_bytes = len(data)
             self._books.num_bytes += len(data)
 
-    def _give_up_one(self) -> bool:
-        """Deletes the segment that was used longest ago. False: none may go."""
+    def _store(self, number: int, data: memoryview, reuse: int | None) -> None:
+        """In the place of one more segment where the disk is full before our capacity is."""
+        try:
+            self._medium.write(number, data, reuse)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            reuse = self._give_up_one()
+            if reuse is None:
+                raise
+            self._medium.write(number, data, reuse)
+
+    def _give_up_to(self, num_bytes: int) -> list[int]:
+        """Forgets segments until `num_bytes` are left at most, as far as they may go. Returns
+        their numbers: they are still in the store."""
+        given_up: list[int] = []
+        while self._books.num_bytes > num_bytes and (number := self._give_up_one()) is not None:
+            given_up.append(number)
+        return given_up
+
+    def _give_up_one(self) -> int | None:
+        """The one that was used longest ago. None: none may go."""
         with self._lock:
             segment = self._books.oldest()
             if segment is None:
-                return False
+                return None
             places = self._books.named(segment)
             names = self._books.remove(segment)
             self.figures.num_evictions += len(names)
@@ -196,10 +213,9 @@ class SegmentTier:
         try:
             if self._below is not None and places:
                 self._demote(segment, places)
-            self._medium.delete(segment.number)
         except OSError as error:
-            self._failed("does not give up pages", error)
-        return True
+            self._failed("cannot be read", error)
+        return segment.number
 
     def _demote(self, segment: Segment, places: list[tuple[int, PageName]]) -> None:
         assert self._below is not None
@@ -229,8 +245,7 @@ class SegmentTier:
             found = list(threads.map(self._load_one, sizes, sizes.values()))
         for segment in sorted((s for s in found if s is not None), key=lambda s: s.number):
             self._take_over(segment)
-        while self._books.num_bytes > self._capacity_bytes and self._give_up_one():
-            pass
+        self._delete(self._give_up_to(self._capacity_bytes))
 
     def _load_one(self, number: int, num_bytes: int) -> Segment | None:
         """None: it was no segment of ours, and is deleted. One that cannot be read counts, without
@@ -242,7 +257,7 @@ class SegmentTier:
             names, sums = [], np.empty((0, self._form.num_heads), np.uint64)
         except BadSegment as error:
             _log.warning("not a segment", tier=self.name, number=number, error=str(error))
-            self._delete(number)
+            self._delete([number])
             return None
         return Segment(number, sums, names, num_bytes=num_bytes)
 
@@ -269,11 +284,12 @@ class SegmentTier:
             self.figures.num_pages += len(named)
             self._listener.stored(self.name, named)
 
-    def _delete(self, number: int) -> None:
-        try:
-            self._medium.delete(number)
-        except OSError as error:
-            self._failed("does not give up pages", error)
+    def _delete(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            try:
+                self._medium.delete(number)
+            except OSError as error:
+                self._failed("does not give up pages", error)
 
     def _failed(self, what: str, error: OSError) -> None:
         """Says so in the log once, until it works again."""

@@ -145,7 +145,7 @@ def test_threads_that_put_and_pull_see_right_bytes_only(bench: Bench) -> None:
     threads += [threading.Thread(target=pull, args=(i,)) for i in range(2)]
     for thread in threads:
         thread.start()
-    time.sleep(0.3)
+    time.sleep(0.15)
     stop.set()
     for thread in threads:
         thread.join(10)

@@ -22,8 +22,10 @@ class MemoryMedium:
     def sizes(self) -> dict[int, int]:
         return {number: len(data) for number, data in self.objects.items()}
 
-    def write(self, number: int, data: memoryview) -> None:
+    def write(self, number: int, data: memoryview, reuse: int | None = None) -> None:
         self._wait(self.may_write)
+        if reuse is not None:
+            del self.objects[reuse]
         if self.write_errors and (code := self.write_errors.pop(0)):
             raise OSError(code, errno.errorcode[code])
         assert number not in self.objects

@@ -77,7 +77,7 @@ class ArcMachine(PolicyMachine):
 
 TestLru = LruMachine.TestCase
 TestArc = ArcMachine.TestCase
-TestLru.settings = TestArc.settings = settings(max_examples=25, stateful_step_count=25)
+TestLru.settings = TestArc.settings = settings(max_examples=20, stateful_step_count=20)
 
 
 def test_lru_gives_up_what_was_used_longest_ago() -> None:

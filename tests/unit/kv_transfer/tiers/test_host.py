@@ -82,7 +82,7 @@ class HostMachine(RuleBasedStateMachine):
 
 
 TestHost = HostMachine.TestCase
-TestHost.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestHost.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
 
 
 def test_a_chain_is_evicted_from_its_end() -> None:

@@ -316,4 +316,4 @@ def settle_written(tier: SegmentTier) -> None:
 
 
 TestSegments = SegmentMachine.TestCase
-TestSegments.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
+TestSegments.settings = settings(max_examples=12, stateful_step_count=15, deadline=None)
