@@ -60,6 +60,9 @@ class GatewayConfig:
         "Longest time that head or body of a request, or its gRPC message, may take, and that a"
         " client may take none of its answer.",
     )
+    heartbeat_s: float = setting(
+        15.0, "A stream without new tokens for so long gets a comment, once it has begun."
+    )
     keep_alive_s: float = setting(75.0, "How long an idle connection stays open.")
     drain_timeout_s: float = setting(30.0, "How long running streams may take at shutdown.")
 

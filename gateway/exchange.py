@@ -19,6 +19,7 @@ from paceline.gateway.choice import Choice, Delta
 from paceline.gateway.deadline import Deadline
 from paceline.gateway.errors import BodyTooLarge, BodyTooSlow, error_body, http_error
 from paceline.gateway.generation import Generation
+from paceline.gateway.heartbeat import heartbeat
 from paceline.gateway.http_limits import LINGER_S, MAX_DISCARD_BYTES
 from paceline.gateway.openai_types import Body
 from paceline.gateway.prepared import PreparedRequest
@@ -98,7 +99,12 @@ class Exchange:
         self._generation = generation
         try:
             generation.submit(prepared.jobs)
-            await (self._stream if prepared.is_stream else self._whole)(prepared, generation)
+            if prepared.is_stream:
+                interval_s = self._serving.config.heartbeat_s
+                with heartbeat(interval_s, lambda: generation.num_output_tokens, self._beat):
+                    await self._stream(prepared, generation)
+            else:
+                await self._whole(prepared, generation)
         finally:
             generation.close()
 
@@ -147,6 +153,10 @@ class Exchange:
             body = b"".join(frames)
             if generation.done or (body and not self._write_chunk(body)):
                 await send_body(self._send, body, more=not generation.done)
+
+    def _beat(self, comment: bytes) -> None:
+        if self._can_write_now():
+            self._write_chunk(comment)
 
     def _can_write_now(self) -> bool:
         return self._is_started and self._can_write()
