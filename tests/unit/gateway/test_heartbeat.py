@@ -12,11 +12,11 @@ COMMENT = ": keep-alive\n\n"
 
 
 async def test_a_silence_has_comments_that_clients_skip(deployment: Deployment) -> None:
-    async with running(deployment.model_dir, heartbeat_s=0.05) as own:
-        own.router.reply = lambda request: bytes_reply(b"abc", interval_s=0.25, delay_s=0.2)
+    async with running(deployment.model_dir, heartbeat_s=0.03) as own:
+        own.router.reply = lambda request: bytes_reply(b"abc", interval_s=0.12, delay_s=0.1)
         text = (await own.chat(stream=True)).text
         assert text.startswith("data: ")  # nothing in the silence before the first token
-        assert 4 <= text.count(COMMENT) <= 12
+        assert 2 <= text.count(COMMENT) <= 10
         events = sse_events(text.replace(COMMENT, ""))
         assert events[-1] == "[DONE]"
         stream = await own.openai.chat.completions.create(
@@ -27,6 +27,6 @@ async def test_a_silence_has_comments_that_clients_skip(deployment: Deployment) 
 
 
 async def test_tokens_that_come_need_none(deployment: Deployment) -> None:
-    async with running(deployment.model_dir, heartbeat_s=0.3) as own:
-        own.router.reply = lambda request: bytes_reply(b"abcdefghij" * 4, interval_s=0.02)
+    async with running(deployment.model_dir, heartbeat_s=0.15) as own:
+        own.router.reply = lambda request: bytes_reply(b"abcdefghij" * 3, interval_s=0.01)
         assert COMMENT not in (await own.chat(stream=True)).text

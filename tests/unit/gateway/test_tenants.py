@@ -1,5 +1,6 @@
 """API keys: who is let in, whose KV it is, what a tenant may use, and the file that says so."""
 
+import asyncio
 import hashlib
 import time
 from collections.abc import AsyncIterator
@@ -75,6 +76,17 @@ async def test_every_route_but_the_public_ones_needs_a_key(guarded: Deployment) 
 async def test_a_wrong_key_is_refused(guarded: Deployment, header: str) -> None:
     answer = await guarded.http.get("/v1/models", headers={"authorization": header})
     assert answer.status_code == 401 and "sk-acm" not in answer.text
+
+
+async def test_a_refused_body_leaves_its_connection_usable(guarded: Deployment) -> None:
+    body = b"x" * (4 << 20)
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+    again = f"GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {ACME}\r\n\r\n".encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", guarded.port)
+    writer.write(head + body + again)
+    answers = await asyncio.wait_for(reader.readuntil(b'"object":"list"'), 5)
+    assert answers.startswith(b"HTTP/1.1 401 ") and b"HTTP/1.1 200 OK" in answers
+    writer.close()
 
 
 async def test_each_key_of_a_tenant_opens(guarded: Deployment) -> None:
