@@ -13,6 +13,7 @@ from paceline.core.host_memory import available_bytes
 from paceline.core.kv_layout import ELEMENT_BYTES
 from paceline.core.model_files import read_json
 from paceline.gateway.config import GatewayConfig
+from paceline.kv_transfer.tiers.config import host_bytes, load_tiers
 from paceline.models.architectures import MOCK, architecture_of
 from paceline.models.weight_files import num_resident_bytes, weight_files
 from paceline.router.config import RouterConfig
@@ -72,15 +73,17 @@ def _check_device(device: str) -> None:
 
 
 def _check_memory(workers: list[WorkerConfig], files: list[Path]) -> None:
-    """Each worker has a pool and weights of its own."""
-    needed = sum(
+    """Each worker has a pool, tiers and weights of its own."""
+    tiers = sum(host_bytes(load_tiers(worker.tiers)) for worker in workers)
+    needed = tiers + sum(
         (worker.pool_mib << 20) + num_resident_bytes(files, _element_bytes(worker))
         for worker in workers
     )
     available = available_bytes()
     if available is not None and needed > available:
         reason = (
-            f"page pools and weights of {len(workers)} workers need {needed >> 20} MiB,"
+            f"page pools{', tiers' if tiers else ''} and weights of {len(workers)} workers need"
+            f" {needed >> 20} MiB,"
             f" {available >> 20} MiB are available"
         )
         raise ConfigError("pool_mib", max(worker.pool_mib for worker in workers), reason)

@@ -124,6 +124,12 @@ def load_tiers(path: Path) -> list[TierConfig]:
     return tiers
 
 
+def host_bytes(configs: Sequence[TierConfig]) -> int:
+    """Of memory that they come to take."""
+    capacities = [c.capacity_mib for c in configs if isinstance(c, HostTierConfig)]
+    return sum(capacities) << 20
+
+
 def make_tiers(configs: Sequence[TierConfig], shape: PageShape) -> list[Tier]:
     """Raises ConfigError for a tier that cannot be had, or holds no page. May take seconds."""
     made: list[Tier] = []

@@ -1,6 +1,8 @@
 """Workers whose pool is too small for two prompts: the first one comes back from a tier."""
 
 import contextlib
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -113,6 +115,25 @@ async def test_the_index_names_the_tier(tmp_path: Path) -> None:
         wait_for(lambda: (num_members(b""), num_members(b"host")) == (NUM_BLOCKS, NUM_BLOCKS))
         tiers = {fields[b"t"] for _, fields in store.xrange("pl:1:events")}
         assert tiers == {b"device", b"host"}
+
+
+@pytest.mark.slow
+async def test_tiers_outlive_the_rank(tmp_path: Path) -> None:
+    with (
+        redis_server() as server,
+        worker_of("decode", tmp_path, HOST, redis_url=server.url) as worker,
+        contextlib.closing(redis.Redis.from_url(server.url)) as store,
+    ):
+        output, _ = await visit(worker, prompt(1))
+        await_stored(worker, NUM_BLOCKS)
+        (before,) = store.keys("pl:1:keys:*")
+        os.kill(worker.rank_pids()[0], signal.SIGKILL)
+        wait_for(lambda: bool(worker.not_ready()))
+        worker.wait_until_ready()
+        wait_for(lambda: store.keys("pl:1:keys:*") not in ([], [before]))
+        (after,) = store.keys("pl:1:keys:*")
+        assert {member[16:] for member in store.smembers(after)} == {b"host"}
+        assert await visit(worker, prompt(1)) == (output, NUM_BLOCKS * 16)
 
 
 def file_tier(folder: Path, capacity_mib: int = 16) -> str:

@@ -49,6 +49,23 @@ def test_pools_are_counted_together(model: Path, monkeypatch: pytest.MonkeyPatch
         check(model, {"PACELINE_WORKER_POOL_MIB": "2048"})
 
 
+def test_memory_of_tiers_counts(
+    model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(preflight, "available_bytes", lambda: 3 << 30)
+    listed = tmp_path / "tiers.yaml"
+    environ = {"PACELINE_WORKER_TIERS": str(listed)}
+    file = f"- {{kind: file, path: {tmp_path}, capacity_mib: 100000}}\n"
+    listed.write_text("- {kind: host, capacity_mib: 256}\n" + file)
+    check(model, environ, pool_mib=1024, prefill=1, decode=1)
+    listed.write_text("- {kind: host, capacity_mib: 513}\n" + file)
+    with pytest.raises(ConfigError, match="tiers and weights of 2 workers need 3074 MiB, 3072"):
+        check(model, environ, pool_mib=1024, prefill=1, decode=1)
+    listed.write_text("- {kind: hosts}")
+    with pytest.raises(SetupError, match=r"tiers\[0\]\.kind='hosts'"):
+        check(model, environ)
+
+
 @pytest.mark.parametrize(
     ("environ", "weights_mib"),
     [
