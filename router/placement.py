@@ -129,13 +129,14 @@ class Placer:
             return None
         self._fleet.decay(now)
         cached = self._cached_tokens(line, job.num_tokens, now)
+        num_at_most = line.request.num_tokens_at_most
         warmest = sorted(cached, key=lambda s: (-cached[s], self._rng.random()))
 
         def drawn(workers: list[WorkerSession], *, prefill: bool) -> list[Candidate]:
             mean = mean_recent(workers)
 
             def describe(session: WorkerSession) -> Candidate | None:
-                if not self._fleet.can_take(session, now, line.request.num_tokens_at_most):
+                if not self._fleet.can_take(session, now, num_at_most):
                     return None
                 return candidate_of(session, cached.get(session, 0), mean)
 
