@@ -13,7 +13,6 @@ Only who is drawn is looked at, so that a decision among 512 workers costs littl
 among 8. docs/routing.md explains the terms.
 """
 
-import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ HERD_FACTOR = 4
 BALANCE = 1.5
 FAIR_SHARE_SLACK = 1.15  # shares up to here cost nothing: sessions stay where their KV is
 NEAR_TOKENS = 48
-FIRST_DRAWN = 6  # at most; two of them are taken, if they can take the job
+FIRST_DRAWN = 4  # at most; two of them are taken, if they can take the job
 PULL_COST = 0.125  # of a token pulled, in tokens computed
 
 
@@ -71,7 +70,7 @@ class Cost(NamedTuple):
 
     @property
     def total(self) -> float:
-        return sum(self)
+        return self.uncached + self.waiting + self.unreported + self.running + self.balance
 
 
 Considered = tuple[Candidate, Cost]
@@ -110,20 +109,25 @@ def draw(
     `describe` is asked for those alone that come up; None: it can take nothing now. Who failed the
     job before is drawn only when there is nobody else.
     """
+    drawn: dict[str, Candidate] = {}
     avoided: dict[str, Candidate] = {}
 
-    def fitting(those: Iterable[W]) -> Iterator[Candidate]:
-        for candidate in map(describe, those):
-            if candidate is not None and _has_room(candidate, job):
-                if candidate.worker not in job.avoid:
-                    yield candidate
-                elif len(avoided) < 2:
-                    avoided[candidate.worker] = candidate
+    def take(those: Iterable[W], num_more: int) -> None:
+        for worker in those:
+            candidate = describe(worker)
+            if candidate is None or not _has_room(candidate, job):
+                continue
+            if candidate.worker in job.avoid:
+                avoided[candidate.worker] = candidate
+                continue
+            drawn[candidate.worker] = candidate
+            num_more -= 1
+            if not num_more:
+                return
 
-    drawn = {c.worker: c for c in itertools.islice(fitting(_in_random_order(workers, rng)), 2)}
-    if (warm := next(fitting(warmest), None)) is not None:
-        drawn[warm.worker] = warm
-    return list((drawn or avoided).values())
+    take(_in_random_order(workers, rng), 2)
+    take(warmest, 1)
+    return list(drawn.values()) or list(avoided.values())[:2]
 
 
 def plan(
