@@ -32,6 +32,17 @@ class Listener(Protocol):
     def on_error(self, flight: "Flight", error: PacelineError) -> None: ...
 
 
+class Nobody:
+    """Listens for slots that were given back. An attempt knows its flights: one that still knew the
+    attempt would keep it, and its request, until the collector of cycles comes by."""
+
+    def on_emission(self, flight: "Flight", emission: common_pb2.Emission) -> None: ...
+    def on_reserved(self, flight: "Flight", num_cached_tokens: int) -> None: ...
+    def on_busy(self, flight: "Flight") -> None: ...
+    def on_ended(self, flight: "Flight") -> None: ...
+    def on_error(self, flight: "Flight", error: PacelineError) -> None: ...
+
+
 class Flight:
     """A slot of one attempt on one worker. `pending_tokens`: prompt tokens not yet computed."""
 
@@ -80,6 +91,9 @@ class Flight:
     def prompt_done(self) -> None:
         self.session.pending_tokens -= self.pending_tokens
         self.pending_tokens = 0
+
+
+_NOBODY = Nobody()
 
 
 class WorkerSession:
@@ -134,6 +148,7 @@ class WorkerSession:
             flight.prompt_done()
             del self.flights[flight.slot]
             flight.cancel()
+            flight.listener = _NOBODY
 
     def send(self, command: worker_pb2.WorkerCommand) -> None:
         if self.lost is None:

@@ -1,6 +1,8 @@
 """Emissions of a worker's step on their way to a gateway: right, and cheap."""
 
+import gc
 import time
+import weakref
 
 import pytest
 
@@ -48,6 +50,21 @@ def _emission(slot: int, position: int, *tokens: int, choice: int = 0, finish: i
     return common_pb2.Emission(
         slot=slot, choice=choice, position=position, token_ids=tokens, finish=finish
     )
+
+
+async def test_what_a_request_holds_is_free_as_soon_as_it_has_ended() -> None:
+    """A prompt of 128k tokens holds a megabyte: it does not wait for the collector of cycles."""
+    session = _session("d0")
+    attempt = _whole(_request(_Sink()), session)
+    request = weakref.ref(attempt.request)
+    gc.disable()
+    try:
+        attempt.on_emission(attempt.compute, _emission(1, 0, 10, finish=1))
+        attempt.close()
+        del attempt
+        assert request() is None
+    finally:
+        gc.enable()
 
 
 async def test_overlap_is_trimmed_with_its_logprobs_and_repeats_are_dropped() -> None:
