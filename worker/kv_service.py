@@ -13,7 +13,7 @@ from paceline.core.kv_layout import PAGE_TOKENS
 from paceline.engine import messages
 from paceline.v1 import common_pb2, kv_pb2, kv_pb2_grpc
 from paceline.worker.handoffs import Handoff, key_of, reader_of
-from paceline.worker.pins import pin
+from paceline.worker.pins import pin_or_let_go
 from paceline.worker.session import Session
 from paceline.worker.ticket_check import check_ticket
 
@@ -53,8 +53,7 @@ class KvTransferServicer(kv_pb2_grpc.KvTransferServiceServicer):
         if request.with_tail and handoff is None:
             raise KvUnavailable("the hand-off is not held here")
         tail_slot = handoff.slot_number if handoff and request.with_tail else None
-        # Not cut off by a reader that leaves: what is pinned must reach its lease.
-        pinned = await asyncio.shield(pin(session, request.ticket, runs, tail_slot))
+        pinned = await pin_or_let_go(session, request.ticket, runs, tail_slot)
         if handoff is not None and handoff.lacking is not None:
             expect_reader(session, handoff, after_pin(handoff.lacking, request.runs, pinned.runs))
         return pinned

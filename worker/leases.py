@@ -26,6 +26,7 @@ class Lease:
     reader: Reader
     handoff: HandoffKey
     opened: float
+    is_awaited: bool = False  # its reader may not know of it yet: no beat is expected to list it
     pages: PageLives = field(default_factory=list)
     num_unlisted: int = 0
 
@@ -56,12 +57,14 @@ class LeaseTable:
         """The pin that was promised has happened, or will not."""
         self._num_promised -= num_promised
 
-    def open(self, reader: Reader, handoff: HandoffKey) -> LeaseId:
-        """A new lease, to add pins to. Raises Overloaded when there are too many."""
+    def open(self, reader: Reader, handoff: HandoffKey, *, is_awaited: bool = False) -> LeaseId:
+        """A new lease, to add pins to. Raises Overloaded when there are too many.
+
+        `is_awaited`: its reader learns of it later, while the hand-off lasts (see `expect`)."""
         if len(self._leases) >= MAX_LEASES:
             raise Overloaded("too many leases", retry_after_s=0.1)
         made, now = LeaseId(secrets.token_hex(8)), self._clock()
-        self._leases[made] = Lease(reader, handoff, now)
+        self._leases[made] = Lease(reader, handoff, now, is_awaited)
         self._heard[reader] = now
         return made
 
@@ -83,6 +86,12 @@ class LeaseTable:
         self.num_pages -= len(lease.pages)
         return lease.pages
 
+    def expect(self, handoff: HandoffKey) -> None:
+        """The hand-off has ended: whoever reads by a lease of it must know of it by now."""
+        for lease in self._leases.values():
+            if lease.handoff == handoff:
+                lease.is_awaited = False
+
     def revoke(self, handoff: HandoffKey) -> PageLives:
         """Ends the leases of a hand-off."""
         return self._release_where(lambda lease: lease.handoff == handoff)
@@ -92,8 +101,12 @@ class LeaseTable:
         self._heard[reader] = self._clock()
         named = set(listed)
         for lease_id, lease in self._leases.items():
-            if lease.reader == reader:
-                lease.num_unlisted = 0 if lease_id in named else lease.num_unlisted + 1
+            if lease.reader != reader:
+                continue
+            if lease_id in named:
+                lease.num_unlisted, lease.is_awaited = 0, False
+            elif not lease.is_awaited:
+                lease.num_unlisted += 1
         dropped = self._release_where(lambda lease: lease.num_unlisted >= 2)
         unknown = [name for name in named if not self._is_held(name, reader)]
         return dropped, unknown

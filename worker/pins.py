@@ -1,5 +1,6 @@
 """Pins pages for a reader: the rank's pool looks them up, the lease table says for how long."""
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from paceline.core.errors import KvUnavailable, Overloaded, PacelineError
@@ -41,13 +42,32 @@ async def pin(
     return _response(lease_id, pinned)
 
 
-def let(session: "Session", ticket: common_pb2.Ticket, pinned: Pinned) -> kv_pb2.PinResponse | None:
+async def pin_or_let_go(
+    session: "Session", ticket: common_pb2.Ticket, runs: list[KeyRun], tail_slot: int | None
+) -> kv_pb2.PinResponse:
+    """`pin`, done whole though its caller be cut off: then nobody knows the lease, and it ends."""
+    pinning = asyncio.ensure_future(pin(session, ticket, runs, tail_slot))
+
+    def let_go(done: "asyncio.Future[kv_pb2.PinResponse]") -> None:
+        if not done.cancelled() and done.exception() is None:
+            session.unpin(session.leases.release(done.result().lease_id, reader_of(ticket)))
+
+    try:
+        return await asyncio.shield(pinning)
+    except asyncio.CancelledError:
+        pinning.add_done_callback(let_go)
+        raise
+
+
+def lease_pinned(
+    session: "Session", ticket: common_pb2.Ticket, pinned: Pinned
+) -> kv_pb2.PinResponse | None:
     """Puts what is pinned already under a new lease; at a cap it is unpinned again: None."""
     pages = _lives(pinned)
     try:
         session.leases.promise(len(pages))
         session.leases.keep(len(pages))
-        lease_id = session.leases.open(reader_of(ticket), key_of(ticket))
+        lease_id = session.leases.open(reader_of(ticket), key_of(ticket), is_awaited=True)
     except Overloaded:
         session.unpin(pages)
         return None
@@ -60,8 +80,9 @@ def drop(session: "Session", pinned: Pinned) -> None:
     session.unpin(_lives(pinned))
 
 
-def take_back(session: "Session", handoff: Handoff) -> None:
-    """Unpins what its reader has not been told of."""
+def end_handoff(session: "Session", handoff: Handoff) -> None:
+    """Unpins what its reader has not been told of; of the rest it must know by now."""
+    session.leases.expect(key_of(handoff.ticket))
     if handoff.rest is not None:
         lease_id = handoff.rest.lease_id
         session.unpin(session.leases.release(lease_id, reader_of(handoff.ticket)))

@@ -126,7 +126,7 @@ class Session:
             slot.stream.flush(self.load_now())
         if slot.handoff is not None:
             self.handoffs.close(slot.handoff, error or Cancelled("the request has ended"))
-            pins.take_back(self, slot.handoff)
+            pins.end_handoff(self, slot.handoff)
         if not is_over:
             self.send(messages.Cancel(slot.number))
         transfer = slot.adoption or slot.fill

@@ -99,7 +99,7 @@ class StepEvents:
         handoff.num_committed = event.num_tokens // PAGE_TOKENS
         handoff.record = record_to_proto(event, slot.request)
         if event.rest is not None:
-            handoff.rest = pins.let(self._session, handoff.ticket, event.rest)
+            handoff.rest = pins.lease_pinned(self._session, handoff.ticket, event.rest)
         handoff.notify()
 
     def _ended(self, slot: SlotState) -> None:

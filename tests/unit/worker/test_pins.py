@@ -13,7 +13,9 @@ from paceline.core.sampling import SamplingParams
 from paceline.engine.messages import (
     FirstToken,
     HandoffReady,
+    KeyRun,
     Load,
+    Pin,
     Pinned,
     PinnedPage,
     RequestSpec,
@@ -24,6 +26,7 @@ from paceline.v1 import common_pb2, kv_pb2, worker_pb2
 from paceline.worker.config import WorkerConfig
 from paceline.worker.handoffs import reader_of
 from paceline.worker.metrics import WorkerMetrics
+from paceline.worker.pins import pin_or_let_go
 from paceline.worker.router_stream import RouterStream
 from paceline.worker.session import Session
 
@@ -37,6 +40,7 @@ class Source:
 
     def __init__(self) -> None:
         self.unpinned: list[tuple[int, int]] = []
+        self.pinned: asyncio.Future[Pinned] | None = None  # answers Pin
         rank: Any = SimpleNamespace(
             ready=SimpleNamespace(num_pages=NUM_PAGES),
             process=SimpleNamespace(pid=os.getpid()),
@@ -57,9 +61,13 @@ class Source:
         )
         self.handoff = self.slot.handoff = self.session.handoffs.open(self.slot.number, self.ticket)
 
-    async def call(self, call: object) -> None:
+    async def call(self, call: object) -> Pinned | None:
+        if isinstance(call, Pin):
+            assert self.pinned is not None
+            return await self.pinned
         assert isinstance(call, Unpin)
         self.unpinned += call.pages
+        return None
 
     def is_ready(self) -> None:
         """The rank's prompt is done."""
@@ -107,6 +115,40 @@ async def test_a_slot_that_has_ended_before_unpins_them(source: Source) -> None:
     source.is_ready()
     await asyncio.sleep(0)
     assert source.unpinned == PAGES and not len(source.session.leases)
+
+
+async def test_they_stay_until_their_reader_knows_of_them(source: Source) -> None:
+    """It reads no events while it pulls a range, which may take longer than some beats."""
+    source.is_ready()
+    rest = (await told(source)).rest
+    leases, reader = source.session.leases, reader_of(source.ticket)
+    for _ in range(4):
+        assert leases.beat(reader, []) == ([], [])
+    assert leases.beat(reader, [rest.lease_id]) == ([], [])
+    assert [leases.beat(reader, [])[0] for _ in range(2)] == [[], PAGES]
+
+
+async def test_once_the_slot_has_ended_its_reader_must_know_of_them(source: Source) -> None:
+    source.is_ready()
+    await told(source)
+    source.session.end(source.slot)
+    leases, reader = source.session.leases, reader_of(source.ticket)
+    assert [leases.beat(reader, [])[0] for _ in range(2)] == [[], PAGES]
+
+
+async def test_what_is_pinned_for_a_caller_that_was_cut_off_is_unpinned(source: Source) -> None:
+    answer: asyncio.Future[Pinned] = asyncio.get_running_loop().create_future()
+    source.pinned = answer
+    asked = [KeyRun(0, [bytes(32), bytes(32)])]
+    pinning = asyncio.create_task(pin_or_let_go(source.session, source.ticket, asked, None))
+    await asyncio.sleep(0)
+    pinning.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await pinning
+    answer.set_result(Pinned(REST.runs))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert source.unpinned == PAGES[:2] and not len(source.session.leases)
 
 
 async def test_beyond_the_cap_the_record_comes_without_them(source: Source) -> None:
