@@ -9,6 +9,9 @@ tokens_per_s_64   tokens that reach 64 clients a second, when frames come as fas
 tokens_per_s_512  the same with 512 clients
 busy_512          share of that time in which the gateway was at work: well below 1 the router and
                   the clients, on their core, set the pace
+With --peer, at the same pace:
+smg_cpu_us_per_token   of the Rust router smg (PyPI), which passes ready events on and makes no text
+cpu_over_smg           ours over its
 """
 
 import asyncio
@@ -19,7 +22,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +35,7 @@ import uvloop
 from benchmarks.common import REPEATS, Options, publish, show
 from benchmarks.deployment import mock_model
 from benchmarks.mock_router import MockRouter
+from benchmarks.mock_sse import MockSse
 from paceline.cli.ports import free_port
 from paceline.core.serving_digest import serving_digest
 from paceline.v1.control_pb2 import ModelInfo
@@ -60,11 +64,12 @@ class Stream(asyncio.Protocol):
         self.num_events += data.count(b"data: {")
 
 
-def request_bytes(model: str) -> bytes:
-    body = {"model": model, "prompt": list(range(300, 364)), "max_tokens": CONTEXT_LENGTH // 2}
-    content = orjson.dumps({**body, "ignore_eos": True, "stream": True})
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
-    return head.encode() + content
+def request_bytes(prompt: str | list[int]) -> bytes:
+    body = {"model": "mock", "prompt": prompt, "max_tokens": CONTEXT_LENGTH // 2, "stream": True}
+    content = orjson.dumps(body)
+    lines = ["POST /v1/completions HTTP/1.1", "host: x", "content-type: application/json"]
+    lines += [f"content-length: {len(content)}", "", ""]
+    return "\r\n".join(lines).encode() + content
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,20 +83,19 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A gateway that is ready, and its router."""
+    """A gateway or a peer that is ready, and what stands behind it."""
 
-    router: MockRouter
+    source: MockRouter | MockSse
     process: psutil.Process
     port: int
-    model: str
+    request: bytes
 
     @asynccontextmanager
     async def streams(self, count: int) -> AsyncIterator[list[Stream]]:
         """All of them receive."""
         loop = asyncio.get_running_loop()
-        request = request_bytes(self.model)
         made = [
-            (await loop.create_connection(lambda: Stream(request), "127.0.0.1", self.port))[1]
+            (await loop.create_connection(lambda: Stream(self.request), "127.0.0.1", self.port))[1]
             for _ in range(count)
         ]
         async with asyncio.timeout(START_S):
@@ -118,14 +122,36 @@ def _received(streams: list[Stream]) -> int:
 
 
 def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return times.user + times.system
+    """Of its threads, in nanoseconds: 10 ms, a clock tick, are a tenth of what is measured."""
+    tasks = Path(f"/proc/{process.pid}/task").glob("*/schedstat")
+    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
+
+
+@asynccontextmanager
+async def on_first_core(
+    command: list[str], url: str, environment: Mapping[str, str]
+) -> AsyncIterator[psutil.Process]:
+    """A process that answers at `url`, on a core of its own; this one runs on the others."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cores[1:] or cores)
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(  # noqa: ASYNC220 (before anything is measured)
+            command, env={**os.environ, **environment}, stderr=log, stdout=log
+        )
+        try:
+            watched = psutil.Process(process.pid)
+            await _until_ready(url)
+            for task in watched.threads():
+                os.sched_setaffinity(task.id, cores[:1])
+            yield watched
+        finally:
+            process.kill()
+            process.wait()
+            os.sched_setaffinity(0, cores)
 
 
 @asynccontextmanager
 async def bench(model: Path) -> AsyncIterator[Bench]:
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, cores[1:] or cores)
     secret = secrets.token_hex(16)
     info = ModelInfo(
         name="mock",
@@ -138,37 +164,33 @@ async def bench(model: Path) -> AsyncIterator[Bench]:
     endpoint = await router.start(secret)
     port = free_port("127.0.0.1")
     arguments = ["gateway", "--model", str(model), "--router", endpoint, "--port", str(port)]
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(  # noqa: ASYNC220 (before anything is measured)
-            [
-                sys.executable,
-                "-P",
-                "-c",
-                COMMAND,
-                *arguments,
-                "--grpc-port",
-                str(free_port("127.0.0.1")),
-            ],
-            env={**os.environ, "PACELINE_GATEWAY_SECRET": secret},
-            stderr=log,
-            stdout=log,
-        )
-        try:
-            watched = psutil.Process(process.pid)
-            await _until_ready(port)
-            for task in watched.threads():
-                os.sched_setaffinity(task.id, cores[:1])
-            yield Bench(router, watched, port, info.name)
-        finally:
-            await router.stop()
-            process.kill()
-            process.wait()
-            os.sched_setaffinity(0, cores)
+    arguments += ["--grpc-port", str(free_port("127.0.0.1"))]
+    command = [sys.executable, "-P", "-c", COMMAND, *arguments]
+    url, environment = f"http://127.0.0.1:{port}/readyz", {"PACELINE_GATEWAY_SECRET": secret}
+    async with on_first_core(command, url, environment) as process:
+        yield Bench(router, process, port, request_bytes(list(range(300, 364))))
+        await router.stop()
 
 
-async def _until_ready(port: int, timeout_s: float = 20.0) -> None:
+@asynccontextmanager
+async def peer_bench() -> AsyncIterator[Bench]:
+    """smg before a server of ready events. Raises SystemExit where it is not installed."""
+    smg = Path(os.environ.get("PACELINE_PEER_SMG", "")).with_name("smg")
+    if not smg.is_file():
+        raise SystemExit("PACELINE_PEER_SMG must name a Python beside which smg is installed")
+    server = MockSse(STEP_S)
+    worker = await server.start()
+    port, other = free_port("127.0.0.1"), free_port("127.0.0.1")
+    command = [str(smg), "launch", "--worker-urls", worker, "--policy", "round_robin"]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(other)]
+    command += ["--log-level", "error"]
+    async with on_first_core(command, f"http://127.0.0.1:{port}/readiness", {}) as process:
+        yield Bench(server, process, port, request_bytes("Hi"))
+        await server.stop()
+
+
+async def _until_ready(url: str, timeout_s: float = 20.0) -> None:
     deadline = time.monotonic() + timeout_s
-    url = f"http://127.0.0.1:{port}/readyz"
     while True:
         try:
             await asyncio.to_thread(urllib.request.urlopen, url, timeout=1)
@@ -181,25 +203,42 @@ async def _until_ready(port: int, timeout_s: float = 20.0) -> None:
 
 
 async def measured(options: Options) -> dict[str, float]:
-    repeats, seconds = (2, 2.0) if options.quick else (REPEATS, 5.0)
+    repeats, seconds = rounds(options)
     paced, few, many = [], [], []
     with mock_model(VOCAB_SIZE) as model:
         async with bench(model) as own:
             for index in range(repeats):
                 show(f"round {index + 1} of {repeats}")
-                own.router.step_s = STEP_S
+                own.source.step_s = STEP_S
                 async with own.streams(NUM_STREAMS) as streams:
                     paced.append(await own.window(streams, seconds))
-                    own.router.step_s = 0.0
+                    own.source.step_s = 0.0
                     few.append(await own.window(streams, seconds))
                 async with own.streams(NUM_MANY_STREAMS) as streams:
                     many.append(await own.window(streams, seconds))
-    return {
+    figures = {
         "cpu_us_per_token": median(window.cpu_us_per_token for window in paced),
         "tokens_per_s_64": median(window.tokens_per_s for window in few),
         "tokens_per_s_512": median(window.tokens_per_s for window in many),
         "busy_512": median(window.busy for window in many),
     }
+    return figures | (await peer_figures(options, figures) if options.peer else {})
+
+
+async def peer_figures(options: Options, ours: Mapping[str, float]) -> dict[str, float]:
+    repeats, seconds = rounds(options)
+    async with peer_bench() as smg, smg.streams(NUM_STREAMS) as streams:
+        costs = [(await smg.window(streams, seconds)).cpu_us_per_token for _ in range(repeats)]
+    cost_us = median(costs)
+    return {
+        "smg_cpu_us_per_token": cost_us,
+        "cpu_over_smg": ours["cpu_us_per_token"] / cost_us,
+    }
+
+
+def rounds(options: Options) -> tuple[int, float]:
+    """How many, and the seconds of each window."""
+    return (2, 2.0) if options.quick else (REPEATS, 5.0)
 
 
 def measure(options: Options) -> dict[str, float]:
