@@ -98,7 +98,7 @@ class Case:
                 view = view[plain.recv_into(view, 0, socket.MSG_WAITALL) :]
 
     def _bare(self, nixl: BareNixl) -> Call:
-        peer = nixl.agent.add_remote_agent(self.exported.nixl_metadata).decode()
+        peer = nixl.add_peer(self.exported.nixl_metadata)
         group = self.pool.group
         local = regions_of(nixl.base_address, self.pages, group, None)
         remote = regions_of(self.exported.base_address, self.source_pages, group, None)

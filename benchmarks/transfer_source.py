@@ -21,6 +21,7 @@ from paceline.core.kv_layout import PageGroup
 from paceline.kernels.pages import sum_pages
 from paceline.kv_transfer import registry
 from paceline.kv_transfer.base import CellSums, LocalPool, PageIds, TransportSettings
+from paceline.kv_transfer.nixl_regions import Regions
 from paceline.kv_transfer.pool_memory import new_pool_file, size_pool_memory
 
 GROUPS = {  # by page size: an 8B Llama in bfloat16 (2 MiB), and a small model (256 KiB)
@@ -90,22 +91,31 @@ def send_plainly(listener: socket.socket, memory: memoryview) -> None:
 
 
 class BareNixl:
-    """NIXL as its documentation shows it: one transfer of a list of descriptors, polled."""
+    """NIXL's own calls: one transfer of a list of descriptors, polled until it is done."""
 
     def __init__(self, name: str, memory: memoryview) -> None:
         os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
-        api: Any = importlib.import_module("nixl_cu12._api")
-        self.agent = api.nixl_agent(f"bare-{name}", api.nixl_agent_config(backends=["UCX"]))
+        self._nixl: Any = importlib.import_module("nixl_cu12._bindings")
+        config = self._nixl.nixlAgentConfig()
+        config.useProgThread = True
+        config.pthrDelay = 10_000  # microseconds; with 0 it never sleeps and slows all others down
+        self._agent = self._nixl.nixlAgent(f"bare-{name}", config)
+        self._agent.createBackend("UCX", {})
         self.base_address: int = np.frombuffer(memory, np.uint8).ctypes.data
-        self.agent.register_memory([(self.base_address, memory.nbytes, 0, "")], "DRAM")
-        self.metadata: bytes = self.agent.get_agent_metadata()
+        region = (self.base_address, memory.nbytes, 0, "")
+        self._agent.registerMem(self._nixl.nixlRegDList(self._nixl.DRAM_SEG, [region]), [])
+        self.metadata: bytes = self._agent.getLocalMD()
 
-    def read(self, peer: str, regions: "np.ndarray[Any, Any]", remote: Any) -> None:
-        local_list = self.agent.get_xfer_descs(regions, "DRAM")
-        remote_list = self.agent.get_xfer_descs(remote, "DRAM")
-        handle = self.agent.initialize_xfer("READ", local_list, remote_list, peer)
-        state = self.agent.transfer(handle)
-        while state == "PROC":
-            state = self.agent.check_xfer_state(handle)
-        self.agent.release_xfer_handle(handle)
-        assert state == "DONE"
+    def add_peer(self, metadata: bytes) -> str:
+        name: bytes = self._agent.loadRemoteMD(metadata)
+        return name.decode()
+
+    def read(self, peer: str, local: Regions, remote: Regions) -> None:
+        nixl = self._nixl
+        lists = [nixl.nixlXferDList(nixl.DRAM_SEG, regions) for regions in (local, remote)]
+        handle = self._agent.createXferReq(nixl.NIXL_READ, *lists, peer, b"", [])
+        status = self._agent.postXferReq(handle)
+        while status == nixl.NIXL_IN_PROG:
+            status = self._agent.getXferStatus(handle)
+        self._agent.releaseXferReq(handle)
+        assert status == nixl.NIXL_SUCCESS

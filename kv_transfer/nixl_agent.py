@@ -21,6 +21,7 @@ from paceline.kv_transfer.nixl_regions import Regions
 PACKAGES = ("nixl_cu12", "nixl_cu13")
 MAX_IN_FLIGHT = 8  # transfers posted at once, of all readers of the agent
 _MIN_PAUSE_S, _MAX_PAUSE_S = 50e-6, 1e-3  # between two looks at transfers that went on
+_THREAD_PAUSE_US = 10_000  # of NIXL's own thread, which events wake, too; with 0 it never sleeps
 
 
 class Transfer:
@@ -28,7 +29,7 @@ class Transfer:
 
     def __init__(self, peer: str, local: Regions, remote: Regions) -> None:
         self.peer, self.local, self.remote = peer, local, remote
-        self.handle: Any = None  # while NIXL has it
+        self.handle: int | None = None  # while NIXL has it
         self.is_over = False
         self.error = ""
 
@@ -39,22 +40,21 @@ class NixlAgent:
 
     def __init__(self, role: str, pool: LocalPool) -> None:
         """Raises ConfigError when NIXL cannot be started."""
-        api, bindings = _load()
-        names = [name for name in dir(bindings) if name.endswith("Error")]
-        self._errors = tuple(getattr(bindings, name) for name in names)  # they share no base
-        config = api.nixl_agent_config(
-            backends=[], sync_mode=api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
-        )
+        self._nixl = nixl = _load()
+        self._errors = tuple(v for k, v in vars(nixl).items() if k.endswith("Error"))  # no base
+        config = nixl.nixlAgentConfig()
+        config.useProgThread = True  # both ends have to answer while a connection is made
+        config.pthrDelay = _THREAD_PAUSE_US
+        config.syncMode = nixl.NIXL_THREAD_SYNC_STRICT
         self.base_address: int = np.frombuffer(pool.memory, np.uint8).ctypes.data
         self._spare = np.zeros(8, np.uint64)
         self.scratch = np.array([(self._spare.ctypes.data, self._spare.nbytes, 0)], np.uint64)
-        pool_region = (self.base_address, pool.memory.nbytes, 0, "")
-        spare_region = (self._spare.ctypes.data, self._spare.nbytes, 0, "")
+        regions = [(self.base_address, pool.memory.nbytes, 0, ""), (*self.scratch[0].tolist(), "")]
         try:
-            self._agent = api.nixl_agent(f"{role}-{secrets.token_hex(8)}", config)
-            self._agent.create_backend("UCX", {})
-            self._agent.register_memory([pool_region, spare_region], "DRAM")
-            self.metadata: bytes = self._agent.get_agent_metadata()
+            self._agent = nixl.nixlAgent(f"{role}-{secrets.token_hex(8)}", config)
+            backend = self._agent.createBackend("UCX", {})
+            self._agent.registerMem(nixl.nixlRegDList(nixl.DRAM_SEG, regions), [backend])
+            self.metadata: bytes = self._agent.getLocalMD()
         except self._errors as error:
             raise ConfigError("transport", "nixl", f"NIXL cannot be started: {error}") from None
         self._peers: dict[bytes, tuple[str, int]] = {}  # by metadata: name, links
@@ -71,7 +71,7 @@ class NixlAgent:
         with self._changed:
             name, num_links = self._peers.get(metadata, ("", 0))
             try:
-                name = name or self._agent.add_remote_agent(metadata).decode()
+                name = name or self._agent.loadRemoteMD(metadata).decode()
             except self._errors as error:
                 raise PeerGone(f"nixl does not take the peer's metadata: {error}") from None
             self._peers[metadata] = name, num_links + 1
@@ -86,14 +86,14 @@ class NixlAgent:
                 return
             del self._peers[metadata]
             if not self.is_closed:
-                self._agent.remove_remote_agent(name)
+                self._agent.invalidateRemoteMD(name)
 
     def estimated_seconds(self, peer: str, local: Regions, remote: Regions) -> float:
         """What UCX expects of such a read; 0 where it does not know. Raises PeerGone."""
         try:
             handle = self._prepare(peer, local, remote)
-            microseconds: int = self._agent.estimate_xfer_cost(handle)[0]
-            self._agent.release_xfer_handle(handle)
+            microseconds: int = self._agent.estimateXferCost(handle)[0]
+            self._agent.releaseXferReq(handle)
         except self._errors as error:
             raise PeerGone(f"nixl cannot read from the peer: {error}") from None
         return microseconds / 1e6
@@ -141,7 +141,7 @@ class NixlAgent:
         left = [*self._posted, *self._waiting]
         for transfer in left:
             if transfer.handle is not None:
-                self._agent.release_xfer_handle(transfer.handle)
+                self._agent.releaseXferReq(transfer.handle)
                 transfer.handle = None
         self._agent = None  # its last reference: NIXL destroys it
         with self._changed:
@@ -181,38 +181,40 @@ class NixlAgent:
     def _start(self, transfer: Transfer) -> None:
         try:
             transfer.handle = self._prepare(transfer.peer, transfer.local, transfer.remote)
-            self._take(transfer, self._agent.transfer(transfer.handle))
+            self._take(transfer, self._agent.postXferReq(transfer.handle))
         except self._errors as error:
             self._end(transfer, str(error))
 
     def _poll(self, transfer: Transfer) -> bool:
         try:
-            self._take(transfer, self._agent.check_xfer_state(transfer.handle))
+            self._take(transfer, self._agent.getXferStatus(transfer.handle))
         except self._errors as error:
             self._end(transfer, str(error))
         return transfer.is_over
 
-    def _take(self, transfer: Transfer, state: str) -> None:
-        if state != "PROC":
-            self._end(transfer, "" if state == "DONE" else "nixl reports an error")
+    def _take(self, transfer: Transfer, status: Any) -> None:
+        if status == self._nixl.NIXL_SUCCESS:
+            self._end(transfer, "")
+        elif status != self._nixl.NIXL_IN_PROG:
+            self._end(transfer, f"nixl reports {status}")
 
     def _end(self, transfer: Transfer, error: str) -> None:
         if transfer.handle is not None:
-            self._agent.release_xfer_handle(transfer.handle)
+            self._agent.releaseXferReq(transfer.handle)
             transfer.handle = None
         transfer.error = error
         transfer.is_over = True
 
-    def _prepare(self, peer: str, local: Regions, remote: Regions) -> Any:
-        local_list = self._agent.get_xfer_descs(local, "DRAM")
-        remote_list = self._agent.get_xfer_descs(remote, "DRAM")
-        return self._agent.initialize_xfer("READ", local_list, remote_list, peer)
+    def _prepare(self, peer: str, local: Regions, remote: Regions) -> int:
+        nixl = self._nixl
+        lists = [nixl.nixlXferDList(nixl.DRAM_SEG, regions) for regions in (local, remote)]
+        handle: int = self._agent.createXferReq(nixl.NIXL_READ, *lists, peer, b"", [])
+        return handle
 
 
-def _load() -> tuple[Any, Any]:
-    """NIXL's Python module and its bindings."""
+def _load() -> Any:
+    """NIXL's bindings. Its Python classes above them are left out: with them its thread never
+    sleeps, and they print."""
     package = next(name for name in PACKAGES if importlib.util.find_spec(name))
-    os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")  # else it writes to our standard output
-    return importlib.import_module(f"{package}._api"), importlib.import_module(
-        f"{package}._bindings"
-    )
+    os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
+    return importlib.import_module(f"{package}._bindings")

@@ -13,13 +13,14 @@ def regions_of(
     base_address: int, pages: PageIds, group: PageGroup, num_tokens: int | None
 ) -> Regions:
     """Whole pages of the pool at `base_address`, or the used start of each of their cells."""
+    page_starts = pages * group.page_bytes + base_address
     if num_tokens is None:
-        stride = num_bytes = group.page_bytes
+        starts, num_bytes = page_starts, group.page_bytes
     else:
-        stride, num_bytes = group.cell_bytes, group.tail_bytes(num_tokens)
-    offsets = np.arange(0, group.page_bytes, stride)
-    starts = (pages[:, None] * group.page_bytes + offsets).reshape(-1)
+        cells = np.arange(0, group.page_bytes, group.cell_bytes)
+        starts = (page_starts[:, None] + cells).reshape(-1)
+        num_bytes = group.tail_bytes(num_tokens)
     regions = np.zeros((len(starts), 3), np.uint64)
-    regions[:, 0] = starts + base_address
+    regions[:, 0] = starts
     regions[:, 1] = num_bytes
     return regions
