@@ -237,9 +237,9 @@ def test_a_second_deployment_needs_no_more_than_another_port(start_up: Callable[
 
 @pytest.mark.timeout(180)
 def test_a_service_that_cannot_start_is_shown_with_the_end_of_its_log(
-    run_dir: Path, run_dir_factory: pytest.TempPathFactory
+    run_dir: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    up = Up(write_mock_model(run_dir_factory.mktemp("mock"), head_dim="wide"), run_dir)
+    up = Up(write_mock_model(tmp_path_factory.mktemp("mock"), head_dim="wide"), run_dir)
     assert up.process.wait(60) == 1
     said = up.said.read_text()
     assert "ended with exit code 2 while it started; the end of " in said
