@@ -37,6 +37,7 @@ from paceline.v1.control_pb2 import ModelInfo
 
 DECODER = msgspec.json.Decoder(CompletionRequest)
 DEFAULT_MAX_TOKENS = 16
+MAX_ECHO_CHARS = 4 << 20  # in an answer: each choice repeats its prompt
 
 
 async def prepare_completion(
@@ -70,7 +71,7 @@ async def prepare_completion(
         first_choice = index * params.n
         jobs.append(Job(model, owner, prompt, fitted, stops, priority, first_choice, text))
     _check_logprobs(serving, request, jobs)
-    shown = await _shown_prompts(serving, request, contents, prompts)
+    shown = await _shown_prompts(serving, request, contents, prompts, params.n)
     token_bytes = serving.text.token_bytes if request.logprobs is not None else None
     view = _view(request, params.n, options)
     answer = CompletionAnswer(AnswerHead("cmpl", model.name), shown, token_bytes, view)
@@ -148,7 +149,9 @@ async def _shown_prompts(
     request: CompletionRequest,
     contents: Sequence[Content],
     prompts: Sequence[Prompt],
+    num_choices: int,
 ) -> list[ShownPrompt]:
+    """`num_choices`: of each prompt."""
     scored = request.prompt_logprobs is not None
     token_bytes = serving.text.token_bytes
     scores = [PromptLogprobsText(token_bytes) if scored else None for _ in prompts]
@@ -156,6 +159,12 @@ async def _shown_prompts(
         return [ShownPrompt(None, own) for own in scores]
     skip_special = text_options(request).skips_special
     texts = await serving.prompts.shown_texts(contents, skip_special=skip_special)
+    num_chars = sum(map(len, texts)) * num_choices
+    reason = (
+        f"with {num_choices} choices each that is {num_chars} characters of prompts in an answer"
+    )
+    fits = num_chars <= MAX_ECHO_CHARS
+    InvalidRequest.check("echo", True, fits, f"{reason}; at most {MAX_ECHO_CHARS}")
     shown = []
     for text, prompt, own in zip(texts, prompts, scores, strict=True):
         echo = Echo(text, request.logprobs or 0)

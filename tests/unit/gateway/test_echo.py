@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from paceline.gateway import completions
 from paceline.v1.common_pb2 import PositionLogprobs, PromptLogprobs, TokenLogprob, TokenRequest
 from tests.support.fake_router_service import STOP, Reply, bytes_reply
 from tests.support.gateway_client import sse_events
@@ -64,6 +65,17 @@ async def test_an_echo_with_logprobs_has_one_entry_a_token(
     assert found["top_logprobs"][:2] == [None, {"bytes:\\xc4": -0.5}]
     assert found["top_logprobs"][3] == {"y": -0.5}
     assert [s.request.sampling.num_prompt_logprobs for s in deployment.router.submissions] == [1, 1]
+
+
+async def test_an_echo_is_bounded_with_all_its_choices(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(completions, "MAX_ECHO_CHARS", 100)
+    assert (await deployment.complete(["x" * 20, "y" * 30], echo=True, n=2)).status_code == 200
+    for fields in ({"n": 3}, {"best_of": 3}):
+        refused = await deployment.complete(["x" * 20, "y" * 30], echo=True, **fields)
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "echo"
+        assert "150 characters" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
