@@ -41,7 +41,8 @@ class FileMedium:
         unfinished = final.with_suffix(_UNFINISHED)
         try:
             if reuse is not None:  # a file system that frees blocks takes as long as for writing
-                self._file(reuse).rename(unfinished)
+                with contextlib.suppress(FileNotFoundError):  # somebody has emptied the folder
+                    self._file(reuse).rename(unfinished)
             fd = self._open(unfinished, os.O_WRONLY | os.O_CREAT)
             try:
                 os.ftruncate(fd, min(os.fstat(fd).st_size, len(data)))

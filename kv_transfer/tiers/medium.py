@@ -13,8 +13,9 @@ class SegmentMedium(Protocol):
         ...
 
     def write(self, number: int, data: memoryview, reuse: int | None = None) -> None:
-        """All or nothing: after an error, or a crash, there is no such object. `reuse`: one that
-        is wanted no more, whose room may be taken; it is gone afterwards."""
+        """All or nothing: after an error, or a crash, there is no such object; a store behind a
+        network may come to have it after an error all the same. `reuse`: one that is wanted no
+        more, whose room may be taken if it is still there; it is gone afterwards."""
         ...
 
     def read_into(self, number: int, offset: int, buffer: memoryview) -> None:

@@ -111,10 +111,11 @@ def _status(error: Exception) -> int:
 def _os_errors() -> Iterator[None]:
     """What the SDK raises, as the OSError that a medium may raise."""
     from botocore.exceptions import BotoCoreError, ClientError
+    from urllib3.exceptions import HTTPError
 
     try:
         yield
-    except (BotoCoreError, ClientError) as error:
+    except (BotoCoreError, ClientError, HTTPError) as error:  # bodies let urllib3's through
         status = _status(error)
         code = errno.ENOENT if status == 404 else errno.EIO
         reason = f"the store answers {status}" if status else type(error).__name__

@@ -16,6 +16,7 @@ from paceline.kv_transfer.tiers.base import PageName, TierPin
 
 PLACE_BITS = 20
 MAX_PLACES = 1 << PLACE_BITS
+MAX_NUMBER = 1 << 40  # of a segment that is found: those after it must fit, too
 
 
 @dataclass(slots=True, eq=False)
@@ -37,7 +38,8 @@ class SegmentBooks:
         self.num_heads = num_heads
         self.segments: OrderedDict[int, Segment] = OrderedDict()  # least recently used first
         self.page_of: dict[PageName, int] = {}
-        self.num_bytes = 0  # in the store
+        self.unwanted: dict[int, int] = {}  # number → bytes that are in the store until deleted
+        self.num_bytes = 0  # in the store, with the unwanted
         self._next_number = 0
 
     def new_number(self) -> int:
@@ -55,13 +57,25 @@ class SegmentBooks:
         return self.page_of.setdefault(segment.names[place], page) == page
 
     def remove(self, segment: Segment) -> list[PageName]:
-        """Returns the names that are gone with it."""
+        """Returns the names that are gone with it. What the store holds of it is unwanted."""
         del self.segments[segment.number]
-        self.num_bytes -= segment.num_bytes
+        if segment.num_bytes:
+            self.unwanted[segment.number] = segment.num_bytes
         gone = [name for place, name in self.named(segment)]
         for name in gone:
             del self.page_of[name]
         return gone
+
+    def discard(self, number: int, num_bytes: int) -> None:
+        """What the store holds, or may hold, and nobody wants."""
+        self.unwanted[number] = num_bytes
+        self.num_bytes += num_bytes
+        if number <= MAX_NUMBER:
+            self._next_number = max(self._next_number, number)
+
+    def deleted(self, number: int) -> None:
+        """One that was unwanted is in the store no more."""
+        self.num_bytes -= self.unwanted.pop(number)
 
     def named(self, segment: Segment) -> list[tuple[int, PageName]]:
         """Places of a segment that are found by name."""
@@ -87,8 +101,9 @@ class SegmentBooks:
         return next(free, None)
 
     def touch(self, names: Sequence[PageName]) -> None:
-        used = {self.page_of[n] >> PLACE_BITS for n in names if n in self.page_of}
-        for number in used:
+        """The segment of the last of them is the last to go."""
+        pages = [self.page_of[n] for n in reversed(names) if n in self.page_of]
+        for number in reversed(dict.fromkeys(page >> PLACE_BITS for page in pages)):
             self.segments.move_to_end(number)
 
     def pin(self, names: Sequence[PageName]) -> TierPin:
@@ -99,7 +114,7 @@ class SegmentBooks:
             segment = self.segments[page >> PLACE_BITS]
             segment.num_pins += 1
             sums.append(segment.sums[page % MAX_PLACES])
-            self.segments.move_to_end(segment.number)
+        self.touch(names[::-1])  # a prefix is found only from its beginning
         generations = (pages >> PLACE_BITS).astype(np.uint64)
         checksums = np.array(sums, np.uint64).reshape(-1, self.num_heads)
         return TierPin(rows, pages, generations, checksums)

@@ -13,6 +13,7 @@ import hashlib
 import mmap
 import struct
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -20,6 +21,7 @@ import numpy as np
 from paceline.core.keys import KEY_BYTES
 from paceline.kv_transfer.base import CellSums
 from paceline.kv_transfer.tiers.base import PageName
+from paceline.kv_transfer.tiers.segment_books import MAX_PLACES
 
 ALIGNMENT = 4096
 MAGIC = b"PLKVSEG1"
@@ -34,7 +36,7 @@ class SegmentIndex(msgspec.Struct, frozen=True, array_like=True):
     page_bytes: int
     keys: bytes  # KEY_BYTES each
     groups: list[int]
-    checksums: list[list[int]]
+    checksums: list[list[Annotated[int, msgspec.Meta(ge=0)]]]
 
 
 class BadSegment(Exception):
@@ -92,8 +94,9 @@ class SegmentForm:
         return start, length
 
     def read_index(self, raw: bytes, tail: bytes) -> tuple[list[PageName], CellSums]:
-        """Raises BadSegment: a torn index, or pages of another form."""
-        if hashlib.sha256(raw).digest() != _trailer(tail)[3]:
+        """Raises BadSegment: a torn index, pages of another form, or more than there can be."""
+        _, start, _, digest = _trailer(tail)
+        if hashlib.sha256(raw).digest() != digest:
             raise BadSegment("the index is not what was written")
         try:
             index = msgspec.msgpack.decode(raw, type=SegmentIndex)
@@ -101,6 +104,13 @@ class SegmentForm:
             raise BadSegment(f"the index is of another version: {error}") from None
         if (index.layout_digest, index.page_bytes) != (self.layout_digest, self.page_bytes):
             raise BadSegment("the pages are of another layout")
+        num_pages = len(index.groups)
+        if num_pages * self.page_bytes > start or num_pages >= MAX_PLACES:
+            raise BadSegment(f"it has no room for {num_pages} pages")
+        if len(index.keys) != num_pages * KEY_BYTES or len(index.checksums) != num_pages:
+            raise BadSegment(f"there are not as many keys or checksums as pages, {num_pages}")
+        if any(len(sums) != self.num_heads for sums in index.checksums):
+            raise BadSegment(f"not every page has checksums of {self.num_heads} heads")
         keys = [index.keys[i : i + KEY_BYTES] for i in range(0, len(index.keys), KEY_BYTES)]
         names = [PageName(key, group) for key, group in zip(keys, index.groups, strict=True)]
         return names, np.array(index.checksums, np.uint64).reshape(-1, self.num_heads)

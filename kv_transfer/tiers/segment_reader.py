@@ -4,6 +4,7 @@ A thread reads into a buffer of its own, and copies from there to where the page
 reader has given up meanwhile: a store that hangs costs time, but never writes into the pool late.
 """
 
+import errno
 import queue
 import threading
 import time
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+import structlog
 
 from paceline.core.errors import KvUnavailable, PeerGone
 from paceline.core.kv_layout import PageGroup
@@ -22,6 +24,8 @@ from paceline.kv_transfer.tiers.segment_format import ALIGNMENT, aligned, new_bu
 
 READ_BYTES = 8 << 20  # at once
 REST_S = 10.0  # a store that was late is not asked for so long
+
+_log = structlog.get_logger("paceline.tiers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,21 +170,28 @@ class SegmentReader:
         return True
 
     def _serve(self) -> None:
-        """A thread."""
+        """A thread. Nothing that a store raises ends it."""
         whole = new_buffer(self._run_pages * self._page.page_bytes + 2 * ALIGNMENT)
         while (work := self._queue.get()) is not None:
             run, reading = work
-            start = run.place * self._page.page_bytes
-            skipped = start % ALIGNMENT
-            buffer = whole[: aligned(skipped + len(run.rows) * self._page.page_bytes)]
-            error = None
-            if not reading.is_over:
-                try:
-                    self._medium.read_into(run.segment, start - skipped, buffer)
-                    reading.copy(run, buffer[skipped:], 0)
-                except OSError as failure:
-                    error = failure
+            error: OSError | None = None
+            try:
+                self._fetch(run, reading, whole)
+            except OSError as failure:
+                error = failure
+            except Exception as failure:
+                _log.exception("a segment could not be read for a reason of ours", tier=self._name)
+                error = OSError(errno.EIO, type(failure).__name__)
             reading.done(error)
+
+    def _fetch(self, run: Run, reading: Reading, whole: memoryview) -> None:
+        if reading.is_over:
+            return
+        start = run.place * self._page.page_bytes
+        skipped = start % ALIGNMENT
+        buffer = whole[: aligned(skipped + len(run.rows) * self._page.page_bytes)]
+        self._medium.read_into(run.segment, start - skipped, buffer)
+        reading.copy(run, buffer[skipped:], 0)
 
 
 class SegmentLink:

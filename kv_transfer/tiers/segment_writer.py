@@ -24,8 +24,9 @@ _log = structlog.get_logger("paceline.tiers")
 
 
 class SegmentWriter:
-    """`write(segment, data)` runs in the thread, with the whole segment as bytes. `lock` guards
-    `books`; `open_lock` is held by whoever adds pages to the open segment."""
+    """`write(segment, data)` runs in the thread, with the whole segment as bytes, then, when it was
+    not taken, `lose(segment)`. `lock` guards `books`; `open_lock` is held by whoever adds pages to
+    the open segment."""
 
     def __init__(
         self,
@@ -34,7 +35,8 @@ class SegmentWriter:
         flush_after_s: float,
         books: SegmentBooks,
         lock: threading.Condition,
-        write: Callable[[Segment, memoryview], None],
+        write: Callable[[Segment, memoryview], bool],
+        lose: Callable[[Segment], None],
     ) -> None:
         self.open_lock = threading.Lock()
         self.max_pages = max_pages
@@ -43,6 +45,7 @@ class SegmentWriter:
         self._books = books
         self._lock = lock
         self._write = write
+        self._lose = lose
         self._free = [new_buffer(form.num_bytes(max_pages)) for _ in range(NUM_BUFFERS)]
         self._open: Segment | None = None
         self._full: deque[Segment] = deque()
@@ -86,17 +89,23 @@ class SegmentWriter:
         while (segment := self._next()) is not None:
             assert segment.buffer is not None
             buffer = segment.buffer
-            try:
-                sums = segment.sums[: len(segment.names)]
-                self._write(segment, self._form.seal(buffer, segment.names, sums))
-            except Exception:
-                _log.exception("a segment could not be written for a reason of ours")
+            if not self._is_taken(segment, buffer):
+                self._lose(segment)
             with self._lock:
                 segment.buffer = None
                 while segment.num_copying:
                     self._lock.wait()
                 self._free.append(buffer)
                 self._lock.notify_all()
+
+    def _is_taken(self, segment: Segment, buffer: memoryview) -> bool:
+        """By the store. Nothing that it raises ends the thread."""
+        try:
+            sums = segment.sums[: len(segment.names)]
+            return self._write(segment, self._form.seal(buffer, segment.names, sums))
+        except Exception:
+            _log.exception("a segment could not be written for a reason of ours")
+            return False
 
     def _next(self) -> Segment | None:
         """The next segment to write, when there is one; None at the end."""

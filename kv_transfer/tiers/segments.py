@@ -9,7 +9,6 @@ import errno
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import structlog
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 from paceline.core.kv_layout import PageGroup
 from paceline.kernels.pages import copy_pages
-from paceline.kv_transfer.base import CellSums, LocalPool
+from paceline.kv_transfer.base import LocalPool
 from paceline.kv_transfer.link_statistics import LinkStatistics
 from paceline.kv_transfer.tiers.base import (
     Nobody,
@@ -30,17 +29,11 @@ from paceline.kv_transfer.tiers.base import (
 )
 from paceline.kv_transfer.tiers.medium import SegmentMedium
 from paceline.kv_transfer.tiers.segment_books import MAX_PLACES, Segment, SegmentBooks
-from paceline.kv_transfer.tiers.segment_format import (
-    ALIGNMENT,
-    BadSegment,
-    SegmentForm,
-    aligned,
-    new_buffer,
-)
+from paceline.kv_transfer.tiers.segment_format import SegmentForm, new_buffer
+from paceline.kv_transfer.tiers.segment_loader import SegmentLoader
 from paceline.kv_transfer.tiers.segment_reader import SegmentLink, SegmentReader
 from paceline.kv_transfer.tiers.segment_writer import SegmentWriter
 
-TAIL_BYTES = 64 << 10  # in which most indices lie: one read
 FLUSH_AFTER_S = 2.0  # pages wait so long in memory for others to be written with
 
 _log = structlog.get_logger("paceline.tiers")
@@ -71,7 +64,13 @@ class SegmentTier:
         max_pages = self._form.max_pages(min(segment_bytes, capacity_bytes))
         assert 0 < max_pages < MAX_PLACES, "the configuration has checked it"
         self._writer = SegmentWriter(
-            self._form, max_pages, flush_after_s, self._books, self._lock, self._write
+            self._form,
+            max_pages,
+            flush_after_s,
+            self._books,
+            self._lock,
+            self._write,
+            self._lose,
         )
         self._reader = SegmentReader(name, page, medium, self._books, self._lock, self._failed)
         self._listener: TierListener = Nobody()
@@ -128,6 +127,11 @@ class SegmentTier:
             self.figures.num_pages -= 1
             self._listener.removed(self.name, [name])
 
+    def is_settled(self) -> bool:
+        """All that was put is in the store, or lost."""
+        with self._lock:
+            return all(segment.buffer is None for segment in self._books.segments.values())
+
     def close(self) -> None:
         self._writer.close()
         self._reader.close()
@@ -159,25 +163,24 @@ class SegmentTier:
         wrong: NDArray[np.int64] = rows[~is_right]
         return wrong
 
-    def _write(self, segment: Segment, data: memoryview) -> None:
-        """In the writer's thread."""
-        room = self._capacity_bytes - len(data)
-        given_up = self._give_up_to(room)
-        if self._books.num_bytes > room:
-            self._lose(segment)  # all else is being read
-            self._delete(given_up)
-            return
-        self._delete(given_up[1:])
+    def _write(self, segment: Segment, data: memoryview) -> bool:
+        """In the writer's thread. False: the store has not taken it."""
+        has_room, reuse = self._make_room(len(data))
+        if not has_room:
+            return False
         try:
-            self._store(segment.number, data, given_up[0] if given_up else None)
+            self._store(segment.number, data, reuse)
         except OSError as error:
             self._failed("does not take pages", error)
-            self._lose(segment)
-            return
+            with self._lock:
+                self._books.discard(segment.number, len(data))
+            self._delete(segment.number)
+            return False
         self._is_failing = False
         with self._lock:
             segment.num_bytes = len(data)
             self._books.num_bytes += len(data)
+        return True
 
     def _store(self, number: int, data: memoryview, reuse: int | None) -> None:
         """In the place of one more segment where the disk is full before our capacity is."""
@@ -186,21 +189,32 @@ class SegmentTier:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
+            if reuse is not None:
+                self._delete(reuse)
             reuse = self._give_up_one()
             if reuse is None:
                 raise
             self._medium.write(number, data, reuse)
+        if reuse is not None:
+            with self._lock:
+                self._books.deleted(reuse)
 
-    def _give_up_to(self, num_bytes: int) -> list[int]:
-        """Forgets segments until `num_bytes` are left at most, as far as they may go. Returns
-        their numbers: they are still in the store."""
-        given_up: list[int] = []
-        while self._books.num_bytes > num_bytes and (number := self._give_up_one()) is not None:
-            given_up.append(number)
-        return given_up
+    def _make_room(self, num_bytes: int) -> tuple[bool, int | None]:
+        """Whether there is room for so many bytes, and the number of the segment whose place they
+        take. Gives up segments for it; none while the store keeps one that was given up before."""
+        books = self._books
+        while (missing := books.num_bytes + num_bytes - self._capacity_bytes) > 0:
+            number = next(iter(books.unwanted)) if books.unwanted else self._give_up_one()
+            if number is None:
+                return False, None  # all else is being read
+            if books.unwanted[number] >= missing:
+                return True, number
+            if not self._delete(number):
+                return False, None
+        return True, None
 
     def _give_up_one(self) -> int | None:
-        """The one that was used longest ago. None: none may go."""
+        """The number of the one that was used longest ago, now unwanted. None: none may go."""
         with self._lock:
             segment = self._books.oldest()
             if segment is None:
@@ -232,49 +246,18 @@ class SegmentTier:
             self.figures.num_pages -= len(names)
             self._listener.removed(self.name, names)
 
-    # --- at the start ---
-
     def _load(self) -> None:
         """Takes over what is in the store; what is no segment of ours is deleted."""
-        try:
-            sizes = self._medium.sizes()
-        except OSError as error:
-            self._failed("cannot be listed", error)
-            return
-        with ThreadPoolExecutor(self._medium.num_readers) as threads:
-            found = list(threads.map(self._load_one, sizes, sizes.values()))
-        for segment in sorted((s for s in found if s is not None), key=lambda s: s.number):
+        found = SegmentLoader(self.name, self._medium, self._form, self._failed).load()
+        for number, num_bytes in found.foreign.items():
+            with self._lock:
+                self._books.discard(number, num_bytes)
+            self._delete(number)
+        for segment in found.segments:
             self._take_over(segment)
-        self._delete(self._give_up_to(self._capacity_bytes))
-
-    def _load_one(self, number: int, num_bytes: int) -> Segment | None:
-        """None: it was no segment of ours, and is deleted. One that cannot be read counts, without
-        pages, until its turn to go."""
-        try:
-            names, sums = self._read_index(number, num_bytes)
-        except OSError as error:
-            self._failed("cannot be read", error)
-            names, sums = [], np.empty((0, self._form.num_heads), np.uint64)
-        except BadSegment as error:
-            _log.warning("not a segment", tier=self.name, number=number, error=str(error))
-            self._delete([number])
-            return None
-        return Segment(number, sums, names, num_bytes=num_bytes)
-
-    def _read_index(self, number: int, num_bytes: int) -> tuple[list[PageName], CellSums]:
-        if num_bytes % ALIGNMENT or not num_bytes:
-            raise BadSegment("its size is not that of a segment")
-        tail = new_buffer(min(num_bytes, TAIL_BYTES))
-        tail_start = num_bytes - len(tail)
-        self._medium.read_into(number, tail_start, tail)
-        start, length = self._form.index_place(bytes(tail), num_bytes)
-        if start >= tail_start:
-            raw = tail[start - tail_start :][:length]
-        else:
-            whole = new_buffer(aligned(length))
-            self._medium.read_into(number, start, whole)
-            raw = whole[:length]
-        return self._form.read_index(bytes(raw), bytes(tail))
+        _, too_much = self._make_room(0)
+        if too_much is not None:
+            self._delete(too_much)
 
     def _take_over(self, segment: Segment) -> None:
         with self._lock:
@@ -284,12 +267,17 @@ class SegmentTier:
             self.figures.num_pages += len(named)
             self._listener.stored(self.name, named)
 
-    def _delete(self, numbers: Sequence[int]) -> None:
-        for number in numbers:
-            try:
-                self._medium.delete(number)
-            except OSError as error:
-                self._failed("does not give up pages", error)
+    def _delete(self, number: int) -> bool:
+        """Of one that is unwanted. False: it stays, counts, and is tried again when room is
+        needed."""
+        try:
+            self._medium.delete(number)
+        except OSError as error:
+            self._failed("does not give up pages", error)
+            return False
+        with self._lock:
+            self._books.deleted(number)
+        return True
 
     def _failed(self, what: str, error: OSError) -> None:
         """Says so in the log once, until it works again."""

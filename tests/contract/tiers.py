@@ -79,10 +79,7 @@ def make_segment_tier(medium: SegmentMedium, num_pages: int, segment_pages: int)
 
 def is_settled(tier: Tier) -> bool:
     """All that was put is written, or given up."""
-    if not isinstance(tier, SegmentTier):
-        return True
-    with tier._lock:
-        return all(segment.buffer is None for segment in tier._books.segments.values())
+    return not isinstance(tier, SegmentTier) or tier.is_settled()
 
 
 def file_of(folder: Path, tier: SegmentTier, name: PageName) -> tuple[Path, int]:

@@ -11,6 +11,8 @@ class MemoryMedium:
     objects: dict[int, bytes] = field(default_factory=dict)
     write_errors: list[int] = field(default_factory=list)  # errno of the next writes; 0: none
     read_error: int = 0
+    deletes: bool = True
+    bugs: int = 0  # calls that raise what a store should not
     may_write: threading.Event = field(default_factory=threading.Event)
     may_read: threading.Event = field(default_factory=threading.Event)
     num_hanging: int = 0
@@ -25,7 +27,8 @@ class MemoryMedium:
     def write(self, number: int, data: memoryview, reuse: int | None = None) -> None:
         self._wait(self.may_write)
         if reuse is not None:
-            del self.objects[reuse]
+            self.delete(reuse)
+        self._meet_bug()
         if self.write_errors and (code := self.write_errors.pop(0)):
             raise OSError(code, errno.errorcode[code])
         assert number not in self.objects
@@ -33,6 +36,7 @@ class MemoryMedium:
 
     def read_into(self, number: int, offset: int, buffer: memoryview) -> None:
         self._wait(self.may_read)
+        self._meet_bug()
         if self.read_error or number not in self.objects:
             code = self.read_error or errno.ENOENT
             raise OSError(code, errno.errorcode[code])
@@ -41,10 +45,17 @@ class MemoryMedium:
         buffer[:] = data
 
     def delete(self, number: int) -> None:
+        if not self.deletes:
+            raise OSError(errno.EACCES, "denied")
         self.objects.pop(number, None)
 
     def close(self) -> None:
         pass
+
+    def _meet_bug(self) -> None:
+        if self.bugs:
+            self.bugs -= 1
+            raise ValueError("a bug in a store's client")
 
     def _wait(self, event: threading.Event) -> None:
         self.num_hanging += 1

@@ -247,6 +247,73 @@ def test_a_store_that_is_behind_costs_pages_not_time() -> None:
     bench.check()
 
 
+def test_a_bug_in_a_stores_client_costs_the_hit_and_no_thread() -> None:
+    medium = MemoryMedium(bugs=1)
+    tier = tier_on(medium)
+    bench = Bench([tier])
+    bench.put(*range(4))
+    settle(tier)
+    assert not tier.holds(page_name(0)) and tier.figures.num_dropped == 4
+    bench.put(*range(4))
+    settle(tier)
+    for _ in range(medium.num_readers):
+        medium.bugs = 1
+        assert bench.pull(*range(4)) == []
+    assert bench.pull(*range(4)) == [0, 1, 2, 3]
+    bench.check()
+
+
+def test_a_store_that_does_not_delete_is_never_filled_beyond_the_capacity() -> None:
+    medium = MemoryMedium()
+    tier = tier_on(medium)
+    bench = Bench([tier])
+    medium.deletes = False
+    for start in range(0, 40, 4):
+        bench.put(*range(start, start + 4))
+        settle(tier)
+        assert sum(medium.sizes().values()) <= 3 * SEGMENT_BYTES
+    assert bench.pull(*range(40)) == list(range(4, 12))  # what is there goes on to be found
+    bench.stack.close()
+    bench = Bench([tier := tier_on(medium, num_segments=2)])
+    bench.put(*range(40, 44))
+    settle(tier)
+    assert set(medium.objects) == {1, 2, 3}
+    medium.deletes = True
+    bench.put(*range(44, 48))
+    settle(tier)
+    assert bench.pull(*range(48)) == [*range(8, 12), *range(44, 48)]
+    assert sum(medium.sizes().values()) <= 2 * SEGMENT_BYTES
+    bench.check()
+
+
+def test_a_folder_that_somebody_has_emptied_takes_pages_as_before(tmp_path: Path) -> None:
+    tier = make_file_tier(tmp_path, 12, SEGMENT_PAGES)
+    bench = Bench([tier])
+    bench.put(*range(12))
+    settle(tier)
+    for path in tmp_path.rglob("*.kv"):
+        path.unlink()
+    for start in range(12, 24, 4):
+        bench.put(*range(start, start + 4))
+        settle(tier)
+    assert bench.pull(*range(24)) == list(range(12, 24))
+    assert tier.figures.num_dropped == tier.figures.num_errors == 0
+    bench.stack.close()
+
+
+def test_of_names_that_are_wanted_the_last_stays_longest() -> None:
+    tier = tier_on(MemoryMedium())
+    bench = Bench([tier])
+    for start in (0, 4, 8):
+        bench.put(*range(start, start + 4))
+        settle(tier)
+    tier.touch([page_name(n) for n in (5, 1, 9)])
+    tier.touch([page_name(n) for n in (10, 6, 3, 11, 2)])
+    bench.put(12, 13, 14, 15)
+    settle(tier)
+    assert not tier.holds(page_name(4)) and tier.holds(page_name(0)) and tier.holds(page_name(8))
+
+
 class SegmentMachine(RuleBasedStateMachine):
     """What is found is right, and known to the listener, whatever store and process go through."""
 
