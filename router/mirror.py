@@ -2,8 +2,9 @@
 
 A worker's events are numbered per incarnation. After a snapshot taken at number n, events up to n
 are old news; the tail itself must rise by one. Anything else is a gap, and costs this worker a new
-snapshot, which replaces its views at once. So does a digest that differs: whatever went wrong, here
-or in Redis, is mended in seconds.
+snapshot, which replaces its views. So does a digest that differs: whatever went wrong, here or in
+Redis, is mended in seconds. What was known before counts until the new views are whole, so that no
+worker looks empty because Redis was.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from paceline.rpc.redis_schema import (
     Kind,
 )
 
-MAX_TIERS = 8  # of a worker, beside its pool
+MAX_TIERS = 6  # of a worker, beside its pool
 Owner = tuple[tuple[str, str], str]  # of a view: (worker id, incarnation), tier
 MAX_EVENT_BYTES = MAX_EVENT_KEYS * INDEX_KEY_BYTES
 
@@ -94,6 +95,7 @@ class WorkerMirror:
         self._index = index
         self._owners = owners
         self._views: dict[str, View] = {}  # by tier
+        self._former: dict[str, View] = {}  # while others are filled
         self._tail: int | None = None  # last number seen in the stream
         self._settled_at = 0  # digests up to here may differ from a snapshot that took its time
 
@@ -102,7 +104,7 @@ class WorkerMirror:
         last = self.last_sequence
         is_old = last is not None and event.sequence <= last
         if event.kind == Kind.CLEARED and not is_old:
-            self.begin_snapshot(event.sequence)  # the worker tells all again, after a loss
+            self.begin_snapshot(event.sequence)  # the worker tells all again; a digest ends it
             self._tail = event.sequence
             return
         if self._tail is not None and event.sequence != self._tail + 1:
@@ -122,11 +124,16 @@ class WorkerMirror:
                 if (view := self._view_of(event.tier)) is not None:
                     self._index.remove(view, event.keys)
             case Kind.DIGEST:
+                self._drop_former()
                 self._compare(event)
 
     def begin_snapshot(self, sequence: int | None) -> None:
-        """Empties the views; `add` fills them. Events up to `sequence` are in what is added."""
-        self.drop()
+        """Opens new views; `add` fills them. Events up to `sequence` are in what is added."""
+        if self._former:
+            self._retire(self._views)  # those were not filled, either
+        else:
+            self._former = self._views
+        self._views = {}
         self.last_sequence = sequence
         self._tail = None
         self._settled_at = 0
@@ -136,6 +143,7 @@ class WorkerMirror:
         """`sequence`: after the last member was read. Events up to there may be in what was added;
         their turn still comes, and from then on all is as the worker has it."""
         self._settled_at = sequence or 0
+        self._drop_former()
 
     def add(self, keys: list[bytes]) -> int:
         """Adds members of a snapshot; returns how many of them were refused."""
@@ -153,10 +161,18 @@ class WorkerMirror:
 
     def drop(self) -> None:
         """Forgets what the worker holds, at once."""
-        for view in self._views.values():
+        self._retire(self._views)
+        self._views = {}
+        self._drop_former()
+
+    def _drop_former(self) -> None:
+        self._retire(self._former)
+        self._former = {}
+
+    def _retire(self, views: dict[str, View]) -> None:
+        for view in views.values():
             self._index.retire(view)
             del self._owners[view]
-        self._views = {}
 
     def _compare(self, event: KvEvent) -> None:
         view = self._view_of(event.tier)
@@ -214,5 +230,6 @@ class MirrorSet:
         held: dict[tuple[str, str], dict[str, int]] = {}
         for view, num_blocks in self.index.match(block_keys, KEY_BYTES).items():
             worker, tier = self._owners[view]
-            held.setdefault(worker, {})[tier] = num_blocks
+            tiers = held.setdefault(worker, {})
+            tiers[tier] = max(tiers.get(tier, 0), num_blocks)
         return held

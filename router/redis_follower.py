@@ -164,6 +164,7 @@ class RedisFollower:
             await self._read_snapshot(worker_id, mirror)
         except RefusedRecord as refused:
             self._metrics.refused.labels(str(refused)).inc()
+            mirror.drop()
             mirror.needs_snapshot = True
             mirror.snapshot_after += 10 * SNAPSHOT_PAUSE_S
 

@@ -43,7 +43,7 @@ class Field(StrEnum):
 class Kind(StrEnum):
     STORED = "stored"
     REMOVED = "removed"
-    CLEARED = "cleared"  # all keys so far; what is held is stored again in the events after it
+    CLEARED = "cleared"  # all keys so far; what is held is stored again until the next digest
     DIGEST = "digest"  # of one tier, with all events before it
 
 

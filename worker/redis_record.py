@@ -139,6 +139,9 @@ class RedisRecord:
                 next_digest = loop.time() + DIGEST_S
             self._wake.clear()
             for event in events.take():
+                if event.kind == Kind.CLEARED:
+                    next_digest = loop.time()  # it ends what follows
+                    self._wake.set()
                 if not await _apply(script, info, event, events.next_sequence()):
                     _log.warning("redis has lost the index; writing it anew")
                     events.lost()
