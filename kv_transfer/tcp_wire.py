@@ -37,6 +37,7 @@ KEEPALIVE_IDLE_S = 3
 KEEPALIVE_INTERVAL_S = 1
 DEAD_AFTER_S = 6  # unacknowledged for so long: the peer is gone
 _TIMEVAL = struct.Struct("ll")
+_PEEK = int(socket.MSG_DONTWAIT | socket.MSG_PEEK)  # once: it takes longer than the call
 
 
 class TcpAddress(msgspec.Struct, frozen=True, array_like=True):
@@ -107,7 +108,7 @@ def receive_into(connection: socket.socket, view: memoryview, deadline: float) -
 def is_quiet(connection: socket.socket) -> bool:
     """Whether it is open and has nothing to read, as far as this host knows. Does not wait."""
     try:
-        connection.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK)
+        connection.recv(1, _PEEK)
     except BlockingIOError:
         return True
     except OSError:
