@@ -82,7 +82,7 @@ def cancel(session: Session, stream: RouterStream, command: worker_pb2.WorkerCom
     if not slot.wanted:
         session.end(slot)
     elif dropped:
-        session.send(messages.Cancel(slot.number, tuple(dropped)))
+        session.send_to_slot(messages.Cancel(slot.number, tuple(dropped)))
 
 
 def revoke(session: Session, stream: RouterStream, command: worker_pb2.WorkerCommand) -> None:

@@ -103,7 +103,7 @@ def expect_reader(session: Session, handoff: Handoff, lacking: list[int]) -> Non
     """Has the rank pin, when the prompt is done, what the reader lacks by then."""
     if len(lacking) == len(session.rank.ready.groups) and not handoff.is_over:
         handoff.lacking = lacking
-        session.send(messages.Follow(handoff.slot_number, lacking))
+        session.send_to_slot(messages.Follow(handoff.slot_number, lacking))
 
 
 def after_pin(

@@ -87,7 +87,7 @@ class Offload:
             checksums=np.array([page.checksums for _, page in found], np.uint64),
         )
         loop = asyncio.get_running_loop()
-        copy = loop.run_in_executor(tiering.threads, tiering.stack.put, batch)
+        copy = loop.run_in_executor(tiering.offload_thread, tiering.stack.put, batch)
         try:
             wrong = await asyncio.shield(copy)
         except asyncio.CancelledError:

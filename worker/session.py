@@ -33,7 +33,7 @@ from paceline.worker.rank_watch import RankWatch
 from paceline.worker.router_stream import RouterStream
 from paceline.worker.slots import SlotState, SlotTable
 from paceline.worker.step_events import StepEvents
-from paceline.worker.tiering import Tiering
+from paceline.worker.tiering import SlotCommand, Tiering
 
 if TYPE_CHECKING:
     from paceline.worker.adoption import Adoption
@@ -95,6 +95,11 @@ class Session:
         except Unavailable as error:
             self.lose(error.message)
 
+    def send_to_slot(self, command: SlotCommand) -> None:
+        """To one that was submitted, though the rank may not have heard of it yet."""
+        if self.tiering is None or not self.tiering.holds_back(command):
+            self.send(command)
+
     def lose(self, reason: str) -> None:
         if not self._lost.done():
             self._lost.set_result(reason)
@@ -107,8 +112,10 @@ class Session:
 
     def submit(self, slot: SlotState, *, prefill_only: bool = False) -> None:
         """To be computed here, behind what the tiers have of it."""
-        num_offered = 0 if self.tiering is None else self.tiering.offer(slot)
-        self.send(messages.Submit(slot.number, slot.request, prefill_only, num_offered))
+        if self.tiering is None:
+            self.send(messages.Submit(slot.number, slot.request, prefill_only))
+        else:
+            self.tiering.submit(slot, prefill_only=prefill_only)
 
     def end(
         self, slot: SlotState, error: PacelineError | None = None, *, is_over: bool = False
@@ -128,7 +135,7 @@ class Session:
             self.handoffs.close(slot.handoff, error or Cancelled("the request has ended"))
             pins.end_handoff(self, slot.handoff)
         if not is_over:
-            self.send(messages.Cancel(slot.number))
+            self.send_to_slot(messages.Cancel(slot.number))
         transfer = slot.adoption or slot.fill
         is_copying = transfer is not None and transfer.stop()
         if (slot.is_reservation or slot.fill is not None) and not is_copying:

@@ -7,6 +7,7 @@ What cannot be had in time, or not right, is computed: nothing here fails a requ
 """
 
 import asyncio
+import concurrent.futures
 import threading
 import time
 from collections.abc import Iterator
@@ -51,6 +52,7 @@ class TierFill:
             for block, page in enumerate(run.pages, run.first_block)
         ]
         self._abort = threading.Event()
+        self._pulling: concurrent.futures.Future[dict[int, list[int]]] | None = None
         self._task = asyncio.create_task(self._run())
         tiering.fills.add(self)
         self._task.add_done_callback(lambda _: tiering.fills.discard(self))
@@ -58,6 +60,8 @@ class TierFill:
     def stop(self) -> bool:
         """True while a copy into the slot's pages may be in flight: `TransferClosed` follows."""
         self._abort.set()
+        if self._pulling is not None:
+            self._pulling.cancel()  # if no thread has begun it
         return not self._task.done()
 
     async def finished(self) -> None:
@@ -66,12 +70,10 @@ class TierFill:
     async def _run(self) -> None:
         session, number = self._tiering.session, self._slot.number
         deadline = time.monotonic() + TIMEOUT_S
-        loop = asyncio.get_running_loop()
         try:
             for start in range(0, len(self._wanted), BATCH_PAGES):
                 batch = self._wanted[start : start + BATCH_PAGES]
-                pull = loop.run_in_executor(self._tiering.threads, self._pull, batch, deadline)
-                for pulled in _runs(batch, await pull, number):
+                for pulled in _runs(batch, await self._came(batch, deadline), number):
                     session.send(pulled)
         except Cancelled:
             pass
@@ -80,6 +82,17 @@ class TierFill:
         finally:
             over = messages.TransferClosed if self._abort.is_set() else messages.Filled
             session.send(over(number))
+
+    async def _came(self, batch: list[Wanted], deadline: float) -> dict[int, list[int]]:
+        """The sums of what came, by row. Raises Cancelled."""
+        if self._abort.is_set():
+            raise Cancelled("the fill was stopped")
+        self._pulling = self._tiering.fill_threads.submit(self._pull, batch, deadline)
+        came = asyncio.wrap_future(self._pulling)
+        await asyncio.wait((came,))
+        if came.cancelled():
+            raise Cancelled("the fill was stopped before it began")
+        return came.result()
 
     def _pull(self, batch: list[Wanted], deadline: float) -> dict[int, list[int]]:
         names = [PageName(self._slot.keys[wanted.block], wanted.group) for wanted in batch]

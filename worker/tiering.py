@@ -1,14 +1,18 @@
 """The tiers of a worker, as one incarnation of its rank uses them.
 
     Stored by the pool → Offload: Pin → copy into the first tier → Unpin
-    a request          → offer: how far pool and tiers lead → Submit → Fill → Pulled…, Filled
+    a request          → offer: how far pool and tiers lead (thread) → Submit
+                         → Fill → Pulled…, Filled
 
 Tiers outlive the rank: content names mean the same to the next one.
 """
 
+import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
+
+import structlog
 
 from paceline.core.ids import BlockKey
 from paceline.core.keys import chain_keys
@@ -24,18 +28,27 @@ if TYPE_CHECKING:
     from paceline.worker.session import Session
     from paceline.worker.slots import SlotState
 
-NUM_THREADS = 3  # one that offloads, the others fill
+NUM_FILL_THREADS = 2
+
+SlotCommand = messages.Cancel | messages.Follow
+
+_log = structlog.get_logger("paceline.worker")
 
 
 class Tiering:
-    """On the event loop; copies run in threads of its own."""
+    """On the event loop; copies, and looks at long prompts, run in threads of its own. A slow store
+    keeps threads that fill, never the one that offloads."""
 
     def __init__(self, session: "Session", stack: TierStack, pool: LocalPool | None) -> None:
         assert pool is not None, "the configuration allows no tiers without"
         self.session = session
         self.stack = stack
         self.pool = pool
-        self.threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tier")
+        self.fill_threads = ThreadPoolExecutor(NUM_FILL_THREADS, thread_name_prefix="tier-fill")
+        self.offload_thread = ThreadPoolExecutor(1, thread_name_prefix="tier-offload")
+        self._offer_thread = ThreadPoolExecutor(1, thread_name_prefix="tier-offer")
+        self._submissions: set[asyncio.Task[None]] = set()
+        self._held_back: dict[int, list[SlotCommand]] = {}  # by slot that is not submitted yet
         self.fills: set[TierFill] = set()  # that run, with a slot or without
         self._groups: Sequence[PageGroup] = session.rank.ready.groups
         self._in_pool: set[bytes] = set()
@@ -48,8 +61,37 @@ class Tiering:
         else:
             self._in_pool.difference_update(event.keys)
 
+    def submit(self, slot: "SlotState", *, prefill_only: bool) -> None:
+        """Sends the request to the rank, with what is offered of it. Those that are submitted
+        first come first."""
+        self._held_back[slot.number] = []
+        task = asyncio.create_task(self._submit(slot, prefill_only))
+        self._submissions.add(task)
+        task.add_done_callback(self._submissions.discard)
+
+    async def _submit(self, slot: "SlotState", prefill_only: bool) -> None:
+        loop = asyncio.get_running_loop()
+        num_offered = 0
+        try:
+            num_offered = await loop.run_in_executor(self._offer_thread, self.offer, slot)
+        except Exception:
+            _log.exception("nothing could be offered for a reason of ours")
+        send = self.session.send
+        send(messages.Submit(slot.number, slot.request, prefill_only, num_offered))
+        for command in self._held_back.pop(slot.number):
+            send(command)
+
+    def holds_back(self, command: SlotCommand) -> bool:
+        """True: it is sent behind the Submit of its slot, without which it would mean nothing."""
+        held_back = self._held_back.get(command.slot)
+        if held_back is None:
+            return False
+        held_back.append(command)
+        return True
+
     def offer(self, slot: "SlotState") -> int:
-        """Leading blocks of a request that the pool has, and the tiers after it."""
+        """Leading blocks of a request that the pool has, and the tiers after it. Milliseconds for
+        long prompts: for a thread."""
         request = slot.request
         keys = slot.keys = chain_keys(request.root_key, request.token_ids)
         self.stack.touch(
@@ -68,10 +110,14 @@ class Tiering:
 
     async def close(self) -> None:
         """After the slots have ended: waits for the copies."""
+        for submission in self._submissions:
+            submission.cancel()
+        await asyncio.gather(*self._submissions, return_exceptions=True)
         await self._offload.close()
         for fill in list(self.fills):
             await fill.finished()
-        self.threads.shutdown(wait=False)
+        for threads in (self.fill_threads, self.offload_thread, self._offer_thread):
+            threads.shutdown(wait=False)
 
     def _reach(self, keys: Sequence[BlockKey], start: int) -> int:
         """How far the tiers lead from `start`: all groups of full attention, and of the others what

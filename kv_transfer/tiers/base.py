@@ -12,12 +12,14 @@ Who calls what, in which order:
 What blocks: `put` takes as long as a copy in memory, whatever the tier writes to, unless told to
 wait: what a slow store does not take is dropped. `read` blocks, never longer than its deadline; the
 others do not.
-What a failure costs: a hit. `put` and `pin` never raise; a `read` raises KvUnavailable.
+What a failure costs: a hit. `put` and `pin` never raise; a `read` raises KvUnavailable, and
+Cancelled.
 Authority: a page is stored with the checksums that it was committed with. `put` compares what it
 copied with them, `kv_transfer.pull` what came back; a page that is reported is deleted.
 Bounds: a tier never holds more than its capacity. All calls are right in any thread.
 """
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -127,8 +129,8 @@ class Tier(Protocol):
 
     def unpin(self, pin: TierPin) -> None: ...
 
-    def link(self, pool: LocalPool) -> Link:
-        """Reads pinned pages into `pool`."""
+    def link(self, pool: LocalPool, cancelled: threading.Event) -> Link:
+        """Reads pinned pages into `pool`. A read that waits ends soon after `cancelled` is set."""
         ...
 
     def report(self, page: int, generation: int) -> None:

@@ -97,7 +97,7 @@ class HostTier:
         with self._lock:
             self._unpin(pin.pages)
 
-    def link(self, pool: LocalPool) -> "HostLink":
+    def link(self, pool: LocalPool, cancelled: threading.Event) -> "HostLink":
         return HostLink(self._memory, self._page, pool)
 
     def report(self, page: int, generation: int) -> None:

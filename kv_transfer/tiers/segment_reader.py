@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import structlog
 
-from paceline.core.errors import KvUnavailable, PeerGone
+from paceline.core.errors import Cancelled, KvUnavailable, PeerGone
 from paceline.core.kv_layout import PageGroup
 from paceline.kernels.pages import copy_pages
 from paceline.kv_transfer.base import CellSums, LocalPool, PageIds, Piece
@@ -23,6 +23,7 @@ from paceline.kv_transfer.tiers.segment_books import MAX_PLACES, PLACE_BITS, Seg
 from paceline.kv_transfer.tiers.segment_format import ALIGNMENT, aligned, new_buffer
 
 READ_BYTES = 8 << 20  # at once
+CANCEL_S = 0.05  # that a read which waits for the store takes to see that it is cancelled
 REST_S = 10.0  # a store that was late is not asked for so long
 
 _log = structlog.get_logger("paceline.tiers")
@@ -45,6 +46,7 @@ class Reading:
     pool: LocalPool
     page: PageGroup
     sums: CellSums
+    cancelled: threading.Event
     num_left: int = 0
     num_copying: int = 0
     error: OSError | None = None
@@ -77,10 +79,15 @@ class Reading:
             self.error = self.error or error
             self.changed.notify_all()
 
-    def wait(self, timeout_s: float) -> bool:
-        """Ends it. True: all is here."""
+    def wait(self, deadline: float) -> bool:
+        """Ends it, when all is here, at an error or a cancel, or at the deadline. True: all is
+        here."""
         with self.changed:
-            self.changed.wait_for(lambda: self.error or not self.num_left, timeout_s)
+            while self.num_left and not self.error and not self.cancelled.is_set():
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    break
+                self.changed.wait(min(left_s, CANCEL_S))
             self.is_over = True
             self.changed.wait_for(lambda: not self.num_copying)
             return not self.num_left and not self.error
@@ -120,23 +127,28 @@ class SegmentReader:
         for _ in range(self._medium.num_readers):
             self._queue.put(None)
 
-    def read(self, piece: Piece, pool: LocalPool, timeout_s: float) -> CellSums:
-        """Raises PeerGone when the store does not answer in time, KvUnavailable when it fails."""
+    def read(
+        self, piece: Piece, pool: LocalPool, cancelled: threading.Event, timeout_s: float
+    ) -> CellSums:
+        """Raises PeerGone when the store does not answer in time, KvUnavailable when it fails, and
+        Cancelled."""
         deadline = time.monotonic() + timeout_s
         sums = np.empty((len(piece.source_pages), self._page.num_heads), np.uint64)
-        reading = Reading(piece, pool, self._page, sums)
+        reading = Reading(piece, pool, self._page, sums, cancelled)
         written = [
             run for run in self._runs(piece.source_pages) if not self._copy_staged(run, reading)
         ]
         reading.num_left = len(written)
         for run in written:
             self._queue.put((run, reading))
-        if reading.wait(max(0.0, deadline - time.monotonic())):
+        if reading.wait(deadline):
             return sums
         if reading.error is not None:
             self._failed("cannot be read", reading.error)
             reason = reading.error.strerror or str(reading.error)
             raise KvUnavailable(f"tier {self._name}: {reason}")
+        if cancelled.is_set():
+            raise Cancelled("the read was cancelled")
         self._rests_until = time.monotonic() + REST_S
         self._failed("does not answer in time", TimeoutError(f"{timeout_s:g} s"))
         raise PeerGone(f"the store of tier {self._name} does not answer in time")
@@ -197,11 +209,11 @@ class SegmentReader:
 class SegmentLink:
     transport = "segments"
 
-    def __init__(self, reader: SegmentReader, pool: LocalPool) -> None:
-        self._reader, self._pool = reader, pool
+    def __init__(self, reader: SegmentReader, pool: LocalPool, cancelled: threading.Event) -> None:
+        self._reader, self._pool, self._cancelled = reader, pool, cancelled
 
     def read(self, piece: Piece, timeout_s: float) -> CellSums:
-        return self._reader.read(piece, self._pool, timeout_s)
+        return self._reader.read(piece, self._pool, self._cancelled, timeout_s)
 
     def close(self) -> None:
         pass

@@ -115,8 +115,8 @@ class SegmentTier:
         with self._lock:
             self._books.unpin(pin.pages)
 
-    def link(self, pool: LocalPool) -> SegmentLink:
-        return SegmentLink(self._reader, pool)
+    def link(self, pool: LocalPool, cancelled: threading.Event) -> SegmentLink:
+        return SegmentLink(self._reader, pool, cancelled)
 
     def report(self, page: int, generation: int) -> None:
         with self._lock:

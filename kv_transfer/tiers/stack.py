@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +21,10 @@ class TierStack:
 
     def __init__(self, tiers: Sequence[Tier], listener: TierListener) -> None:
         self.tiers = tuple(tiers)
-        for tier, below in zip(self.tiers, (*self.tiers[1:], None), strict=True):
+        below: Tier | None = None
+        for tier in reversed(self.tiers):  # one that starts may pass pages on
             tier.start(listener, below)
+            below = tier
 
     def holds(self, name: PageName) -> bool:
         return any(tier.holds(name) for tier in self.tiers)
@@ -48,38 +51,54 @@ class TierStack:
         Returns the sums of those that came, by row. Raises Cancelled, and never for a page that
         cannot be had. Afterwards nothing writes into the pool any more.
         """
-        came: dict[int, list[int]] = {}
+        pull = _Pull(names, pool, destinations, deadline, cancelled)
         for tier in self.tiers:
-            for _ in range(MAX_ATTEMPTS):
-                left = [row for row in range(len(names)) if row not in came]
-                if not left or time.monotonic() > deadline:
-                    return came
-                pin = tier.pin([names[row] for row in left])
-                rows = np.array(left, np.int64)[pin.rows]
-                try:
-                    pages = _pinned_pages(pin, destinations[rows])
-                    link = tier.link(pool)
-                    sums = pull_verified(
-                        link,
-                        pages,
-                        tier.statistics,
-                        deadline=deadline,
-                        cancelled=cancelled,
-                        report=tier.report,
-                    )
-                    came.update(zip(rows.tolist(), sums.tolist(), strict=True))
-                    break
-                except KvMismatch:
-                    continue
-                except (KvUnavailable, DeadlineExceeded):
-                    break
-                finally:
-                    tier.unpin(pin)
-        return came
+            pull.take_from(tier)
+        return pull.came
 
     def close(self) -> None:
         for tier in self.tiers:
             tier.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Pull:
+    """Fills `came` from one tier after the other."""
+
+    names: Sequence[PageName]
+    pool: LocalPool
+    destinations: PageIds
+    deadline: float
+    cancelled: threading.Event
+    came: dict[int, list[int]] = field(default_factory=dict)
+
+    def take_from(self, tier: Tier) -> None:
+        for _ in range(MAX_ATTEMPTS):
+            left = [row for row in range(len(self.names)) if row not in self.came]
+            if not left or time.monotonic() > self.deadline or self._attempt(tier, left):
+                return
+
+    def _attempt(self, tier: Tier, left: list[int]) -> bool:
+        """False: a page was wrong, and another attempt will not meet it."""
+        pin = tier.pin([self.names[row] for row in left])
+        rows = np.array(left, np.int64)[pin.rows]
+        try:
+            sums = pull_verified(
+                tier.link(self.pool, self.cancelled),
+                _pinned_pages(pin, self.destinations[rows]),
+                tier.statistics,
+                deadline=self.deadline,
+                cancelled=self.cancelled,
+                report=tier.report,
+            )
+        except KvMismatch:
+            return False
+        except (KvUnavailable, DeadlineExceeded):
+            return True
+        finally:
+            tier.unpin(pin)
+        self.came.update(zip(rows.tolist(), sums.tolist(), strict=True))
+        return True
 
 
 def _pinned_pages(pin: TierPin, destinations: PageIds) -> PinnedPages:

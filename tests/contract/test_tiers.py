@@ -80,7 +80,7 @@ def test_pinned_pages_stay_readable_while_others_push_them_out(bench: Bench) -> 
     assert pin.rows.tolist() == [0, 2]
     for number in range(3, 40):
         bench.put(number)
-    sums = tier.link(bench.pool).read(Piece(pin.pages, np.array([5, 6])), 5)
+    sums = tier.link(bench.pool, threading.Event()).read(Piece(pin.pages, np.array([5, 6])), 5)
     assert np.array_equal(sums, pin.checksums)
     assert np.array_equal(pages_of(bench.pool)[5:7], pages_of(bench.source)[[2, 1]])
     tier.unpin(pin)

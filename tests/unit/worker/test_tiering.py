@@ -2,8 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
-from dataclasses import replace
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,11 +17,11 @@ from paceline.core.kv_layout import PageGroup
 from paceline.engine import messages
 from paceline.engine.messages import GrantedRun, KeyRun, PinnedPage
 from paceline.kernels.pages import sum_pages
-from paceline.kv_transfer.tiers.base import Nobody, PageName
+from paceline.kv_transfer.tiers.base import Nobody, PageName, Tier
 from paceline.kv_transfer.tiers.host import HostTier
 from paceline.kv_transfer.tiers.stack import TierStack
 from paceline.worker.config import WorkerConfig
-from paceline.worker.tiering import Tiering
+from paceline.worker.tiering import NUM_FILL_THREADS, Tiering
 from tests.contract.pools import SMALL, make_pool
 from tests.support.gateway_client import until
 
@@ -202,6 +202,86 @@ async def test_a_fill_that_is_stopped_closes_its_transfer_when_the_copy_has_ende
     await rig.slot.fill.finished()
     assert rig.sent == [messages.TransferClosed(5)]
     assert not rig.slot.fill.stop()
+
+
+@dataclass
+class HangingStack:
+    """Pulls wait for the store, however they are asked."""
+
+    tiers: tuple[Tier, ...]
+    put: Any
+    num_pulls: int = 0
+    may_end: threading.Event = field(default_factory=threading.Event)
+
+    def pull(self, *args: Any) -> dict[int, list[int]]:
+        self.num_pulls += 1
+        self.may_end.wait(5)
+        return {}
+
+
+@pytest.fixture
+def hanging(rig: Rig) -> Iterator[HangingStack]:
+    stack = HangingStack(rig.stack.tiers, rig.stack.put)
+    rig.tiering.stack = stack  # type: ignore[assignment]
+    rig.slot.keys = KEYS
+    yield stack
+    stack.may_end.set()
+
+
+async def test_a_fill_that_waits_for_a_thread_ends_as_soon_as_it_is_stopped(
+    rig: Rig, hanging: HangingStack
+) -> None:
+    for _ in range(NUM_FILL_THREADS):
+        rig.fill(11)
+    await until(lambda: hanging.num_pulls == NUM_FILL_THREADS)
+    rig.fill(12)
+    await asyncio.sleep(0)
+    assert rig.slot.fill.stop()
+    await asyncio.wait_for(rig.slot.fill.finished(), 1)
+    assert rig.sent == [messages.TransferClosed(5)]
+    hanging.may_end.set()
+    await until(lambda: len(rig.sent) == 1 + NUM_FILL_THREADS)
+    assert hanging.num_pulls == NUM_FILL_THREADS
+
+
+async def test_fills_that_wait_for_a_store_do_not_hold_up_the_offload(
+    rig: Rig, hanging: HangingStack
+) -> None:
+    for _ in range(NUM_FILL_THREADS + 2):
+        rig.fill(11)
+    rig.store(0)
+    await until(lambda: rig.held() == [0])
+
+
+async def test_requests_are_looked_up_beside_the_event_loop_and_keep_their_order(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is said of a slot meanwhile comes behind its Submit."""
+    may_look = threading.Event()
+    monkeypatch.setattr(rig.stack, "touch", lambda names: may_look.wait(5))
+    first, second = (SimpleNamespace(**{**vars(rig.slot), "number": n}) for n in (1, 2))
+    rig.store(0, 1)
+    await until(lambda: rig.held() == [0, 1])
+    rig.evict(1)
+    rig.tiering.submit(first, prefill_only=True)
+    rig.tiering.submit(second, prefill_only=False)
+    await asyncio.sleep(0.01)  # the loop turns, and nothing is known yet
+    cancel, follow = messages.Cancel(2, (1,)), messages.Follow(2, [0])
+    assert rig.tiering.holds_back(cancel) and rig.tiering.holds_back(follow) and not rig.sent
+    may_look.set()
+    await until(lambda: len(rig.sent) == 4)
+    submits = [
+        messages.Submit(1, first.request, True, 2),
+        messages.Submit(2, second.request, False, 2),
+    ]
+    assert rig.sent == [*submits, cancel, follow]
+    assert not rig.tiering.holds_back(cancel)
+
+
+async def test_a_bug_in_a_look_up_costs_the_hit(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(rig.slot.request, "root_key")
+    rig.tiering.submit(rig.slot, prefill_only=False)
+    await until(lambda: rig.sent == [messages.Submit(5, rig.slot.request)])
 
 
 async def test_a_bug_in_a_tier_costs_the_hit(rig: Rig) -> None:

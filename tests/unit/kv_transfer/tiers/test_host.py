@@ -1,5 +1,7 @@
 """The books of a host tier balance after any sequence of calls."""
 
+import threading
+
 import hypothesis.strategies as st
 import numpy as np
 from hypothesis import settings
@@ -51,7 +53,7 @@ class HostMachine(RuleBasedStateMachine):
     def read(self, held: tuple[list[int], TierPin]) -> None:
         found, pin = held
         to = np.arange(len(found))
-        sums = self.tier.link(self.bench.pool).read(Piece(pin.pages, to), 1)
+        sums = self.tier.link(self.bench.pool, threading.Event()).read(Piece(pin.pages, to), 1)
         assert np.array_equal(sums, pin.checksums)
         assert np.array_equal(pages_of(self.bench.pool)[to], pages_of(self.bench.source)[found])
 

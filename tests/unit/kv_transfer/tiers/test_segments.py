@@ -14,7 +14,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from paceline.core.errors import ConfigError
+from paceline.core.errors import Cancelled, ConfigError
 from paceline.kv_transfer.tiers.config import FileTierConfig, PageShape, make_tiers
 from paceline.kv_transfer.tiers.medium import SegmentMedium
 from paceline.kv_transfer.tiers.segment_format import SegmentForm
@@ -216,6 +216,25 @@ def test_a_store_that_hangs_costs_the_hit_in_time(monkeypatch: pytest.MonkeyPatc
     assert (pages_of(bench.pool) == 0xFF).all()  # the pages are another's by now
     monkeypatch.setattr(tier._reader, "_rests_until", 0.0)
     assert bench.pull(*range(4)) == [0, 1, 2, 3]
+
+
+def test_a_pull_from_a_store_that_hangs_ends_soon_after_it_is_cancelled() -> None:
+    medium = MemoryMedium()
+    tier = tier_on(medium)
+    bench = Bench([tier])
+    bench.put(*range(4))
+    settle(tier)
+    medium.may_read.clear()
+    cancelled = threading.Event()
+    threading.Timer(0.05, cancelled.set).start()
+    started = time.monotonic()
+    with pytest.raises(Cancelled):
+        bench.stack.pull([page_name(2)], bench.pool, np.array([0]), started + 5, cancelled)
+    assert time.monotonic() - started < 1
+    assert tier.holds(page_name(2)) and tier.figures.num_errors == 0  # the store was not late
+    medium.may_read.set()
+    assert bench.pull(2) == [2]
+    bench.check()
 
 
 def test_a_store_that_fails_to_read_costs_the_hit() -> None:
