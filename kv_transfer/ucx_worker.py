@@ -187,8 +187,11 @@ class UcxChannel:
     def advance(self, ucx_error: type[Exception]) -> bool:
         """Whether anything has changed."""
         if self._endpoint is None:
-            self.is_released = self._flight is None or not self._flight.is_in_flight
-            return self.is_released
+            if self._flight is not None and self._flight.is_in_flight:
+                return False
+            self._flight = None  # here: its last references to UCX may not go in another thread
+            self.is_released = True
+            return True
         if self._flight is None or self._flight.transfer.is_over:
             return False
         try:
