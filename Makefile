@@ -49,5 +49,5 @@ clean: ## remove .venv, caches and built files
 	@touch $@
 
 .venv/.installed-dev: $(SOURCES)
-	@scripts/install.sh demo,embedded,nixl,ucx,dev
+	@scripts/install.sh demo,embedded,nixl,dev
 	@touch .venv/.installed $@
