@@ -71,7 +71,7 @@ class Commands:
     def _submit(self, command: Submit) -> None:
         scheduler = self.groups.scheduler
         max_waiting = scheduler.config.max_waiting
-        if len(scheduler.waiting) >= max_waiting:
+        if len(scheduler.waiting) + len(self.groups.filling) >= max_waiting:
             message = f"{max_waiting} requests are waiting already"
             self.groups.refuse(command.slot, Overloaded(message))
             return
@@ -150,6 +150,7 @@ class Commands:
         has come is found by name like anything else."""
         group, num_filled = leader.group, leader.group.num_offered
         group.num_offered = 0
+        self.groups.filling.discard(group)
         if self.groups.allocator.take_filled(leader, num_filled):
             num_cached = num_filled * PAGE_TOKENS
             group.num_cached_tokens = min(num_cached, group.spec.num_prompt_tokens)

@@ -211,13 +211,16 @@ class Engine:
         return bool(is_busy or self._has_events())
 
     def load(self) -> Load:
-        scheduler = self.scheduler
+        """Prompts that are being filled wait, as those do that have pages and no row."""
+        scheduler, filling = self.scheduler, self.groups.filling
         chunks = sum(s.num_remaining for s in self.state.sequences if s.num_remaining > 1)
+        queued = scheduler.waiting.num_tokens + scheduler.ready.num_tokens
+        behind_offers = sum(group.num_behind_offer for group in filling)
         num_running = max(0, len(self.state) - scheduler.num_stuck)
         return Load(
             num_running=num_running,
-            num_waiting=scheduler.num_sequences - num_running,
-            num_waiting_tokens=scheduler.waiting.num_tokens + chunks,
+            num_waiting=scheduler.num_sequences + len(filling) - num_running,
+            num_waiting_tokens=queued + chunks + behind_offers,
             num_free_pages=max(0, self.pool.num_available - scheduler.waiting.num_pages),
             num_pages=self.pool.num_pages,
             num_preemptions=scheduler.num_preemptions,

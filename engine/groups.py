@@ -18,6 +18,7 @@ class Groups:
         self.allocator = allocator
         self.runner = runner
         self.live: dict[int, Group] = {}
+        self.filling: set[Group] = set()  # that go on here, behind KV that comes from outside
         self.events: list[Event] = []
         scheduler.on_fill = self.fill
 
@@ -33,6 +34,7 @@ class Groups:
     def fill(self, sequence: Sequence, missing: list[GrantedRun]) -> None:
         """Asks for KV from outside; until it is here, the sequence has pages but no row."""
         sequence.stage = Stage.WAITING_FOR_KV
+        self.filling.add(sequence.group)
         self.events.append(Fill(sequence.group.slot, missing))
 
     def announce(self, group: Group, num_blocks: int) -> None:
@@ -104,4 +106,5 @@ class Groups:
         with self.allocator.pool.lock:
             self.allocator.cache.tails.pop(group.slot, None)
         del self.live[group.slot]
+        self.filling.discard(group)
         self.events.append(Ended(group.slot))

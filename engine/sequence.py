@@ -57,6 +57,12 @@ class Group:
         """A transfer may be writing into its pages."""
         return self.leader is not None and self.leader.stage is Stage.WAITING_FOR_KV
 
+    @property
+    def num_behind_offer(self) -> int:
+        """Tokens to compute here if all comes that was offered."""
+        assert self.leader is not None, "offers are of prompts"
+        return self.leader.num_tokens - PAGE_TOKENS * self.num_offered
+
     def to_score(self, start: int, end: int) -> range:
         """Of tokens [start, end) those whose logits are still to be scored: each predicts the
         prompt's next token. There are none once a token was emitted."""

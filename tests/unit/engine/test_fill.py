@@ -15,6 +15,7 @@ from paceline.engine.messages import (
     Cancel,
     Committed,
     Emission,
+    Failed,
     Fill,
     Filled,
     HandoffReady,
@@ -154,6 +155,22 @@ def test_others_run_while_one_is_filled() -> None:
     assert reader.of(Fill, 1) and reader.tokens(2) == alone(request(prompt(30, 3)))[0]
     answer(reader, store_of(spec), {1: spec})
     assert reader.tokens(1) == alone(spec)[0]
+
+
+def test_prompts_that_are_filled_count_as_waiting() -> None:
+    spec = request(prompt(100))
+    reader = bench(max_waiting=2)
+    for slot in (1, 2, 3):
+        reader.handle(Submit(slot, spec, num_offered_blocks=5)).run()
+    load = reader.engine.load()
+    assert (load.num_running, load.num_waiting, load.num_waiting_tokens) == (0, 2, 2 * 20)
+    assert [event.slot for event in reader.of(Failed)] == [3]
+    reader.handle(Cancel(1), TransferClosed(1), Filled(2))
+    load = reader.engine.load()
+    assert (load.num_running, load.num_waiting, load.num_waiting_tokens) == (0, 1, 100)
+    reader.run().assert_idle()
+    load = reader.engine.load()
+    assert (load.num_running, load.num_waiting, load.num_waiting_tokens) == (0, 0, 0)
 
 
 def test_a_cancelled_fill_gives_its_pages_back_when_the_copy_has_ended() -> None:
