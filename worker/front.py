@@ -15,8 +15,6 @@ from grpc_reflection.v1alpha import reflection
 from paceline.core.errors import ConfigError, PacelineError, Unavailable
 from paceline.core.ids import WorkerId
 from paceline.core.probes import ProbeServer
-from paceline.kv_transfer.tiers.config import PageShape, load_tiers, make_tiers
-from paceline.kv_transfer.tiers.stack import TierStack
 from paceline.rpc import records
 from paceline.rpc.channel import make_server
 from paceline.v1 import kv_pb2, kv_pb2_grpc, worker_pb2, worker_pb2_grpc
@@ -28,8 +26,7 @@ from paceline.worker.metrics import WorkerMetrics
 from paceline.worker.rank_process import RankProcess, launch
 from paceline.worker.redis_record import RedisRecord
 from paceline.worker.session import Session
-from paceline.worker.tier_events import TierEvents
-from paceline.worker.tier_metrics import TierMetrics
+from paceline.worker.worker_tiers import WorkerTiers
 
 BACK_OFF_S = (0.05, 10.0)  # first, longest; it doubles while ranks die young
 YOUNG_S = 30.0
@@ -73,7 +70,7 @@ class Front:
         self._probes = ProbeServer(
             config.host, config.probe_port, self.reasons, self.metrics.registry
         )
-        self._tiers: TierStack | None = None
+        self._tiers = WorkerTiers(config, self._record, self.metrics.registry)
         self._tasks: list[asyncio.Task[None]] = []
         self._rank_task: asyncio.Task[None] | None = None
 
@@ -87,24 +84,13 @@ class Front:
         self._tasks.append(asyncio.create_task(self._reflect_health()))
         rank = await launch(self.config)
         try:
-            await self._open_tiers(rank)
+            await self._tiers.open(rank.ready)
         except BaseException:
             await rank.close()
             raise
         self._rank_task = asyncio.create_task(self._keep_rank(rank))
         self._tasks.append(self._rank_task)
         _log.info("worker started", worker=self.worker_id, port=self.port)
-
-    async def _open_tiers(self, rank: RankProcess) -> None:
-        """They outlive the rank; only their pages must be of its form."""
-        configs, ready = load_tiers(self.config.tiers), rank.ready
-        if not configs:
-            return
-        shape = PageShape(ready.groups[0], ready.layout_digest, self.config.worker_id)
-        tiers = await asyncio.to_thread(make_tiers, configs, shape)
-        events = TierEvents(asyncio.get_running_loop(), self._record.add)
-        self._tiers = await asyncio.to_thread(TierStack, tiers, events)
-        self.metrics.registry.register(TierMetrics(tiers))
 
     def _bind(self) -> None:
         host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
@@ -171,6 +157,7 @@ class Front:
 
     async def _run_incarnation(self, rank: RankProcess) -> str:
         info = self._describe(rank)
+        await self._tiers.reopen(rank.ready)
         connectors = await asyncio.to_thread(self._connectors, rank)
         info.transports[:] = [name for name, _ in connectors.addresses()]
         records.sign(info, self.config.secret.encode())
@@ -181,7 +168,7 @@ class Front:
             connectors,
             self.metrics,
             on_keys=self._record.add,
-            tiers=self._tiers,
+            tiers=self._tiers.stack,
         )
         session.draining = self._draining
         self.metrics.incarnations.inc()
@@ -240,8 +227,7 @@ class Front:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._tiers is not None:
-            await asyncio.to_thread(self._tiers.close)
+        await self._tiers.close()
         await self._server.stop(grace=0.5)
         await self._probes.stop()
 

@@ -54,6 +54,11 @@ class IndexEvents:
         held ^= changed
         self._xors[tier] = self._xors.get(tier, 0) ^ _xor(changed)
 
+    def forget_tiers(self) -> None:
+        """Tiers hold nothing any more; the next incarnation begins with what they tell then."""
+        self.keys = {DEVICE: self.keys[DEVICE]}
+        self._xors = {DEVICE: self._xors[DEVICE]}
+
     def add_digests(self) -> None:
         """Readers compare what they have by then: a resync mends what differs."""
         num_held = sum(map(len, self.keys.values()))

@@ -83,6 +83,10 @@ class RedisRecord:
             self._events.add(event, tier)
             self._wake.set()
 
+    def forget_tiers(self) -> None:
+        """What they held is gone. Between two incarnations."""
+        self._events.forget_tiers()
+
     def publish(self, info: worker_pb2.WorkerInfo) -> None:
         if self._url:
             self._info = info

@@ -18,6 +18,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.host_memory import available_bytes
 from paceline.core.kv_layout import PageGroup
 from paceline.kv_transfer.tiers.base import Tier
+from paceline.rpc.redis_schema import DEVICE
 
 if TYPE_CHECKING:
     from paceline.kv_transfer.tiers.medium import SegmentMedium
@@ -51,10 +52,6 @@ class HostTierConfig(
     def make(self, field: str, shape: PageShape) -> Tier:
         from paceline.kv_transfer.tiers.host import HostTier
 
-        available = available_bytes()
-        fits = available is None or (self.capacity_mib << 20) <= available - SPARE_BYTES
-        reason = f"{(available or 0) >> 20} MiB of memory are available"
-        ConfigError.check(f"{field}.capacity_mib", self.capacity_mib, fits, reason)
         num_places = (self.capacity_mib << 20) // shape.page.page_bytes
         return HostTier(self.name, shape.page, num_places, self.eviction)
 
@@ -119,6 +116,8 @@ def load_tiers(path: Path) -> list[TierConfig]:
     ConfigError.check("tiers", items, is_list, f"must be a list of one to {MAX_TIERS} tiers")
     tiers = [_tier_of(f"tiers[{i}]", item) for i, item in enumerate(items)]
     for i, tier in enumerate(tiers):
+        reason = "is how the index calls the pool"
+        ConfigError.check(f"tiers[{i}].name", tier.name, tier.name != DEVICE, reason)
         is_new = tier.name not in {other.name for other in tiers[:i]}
         ConfigError.check(f"tiers[{i}].name", tier.name, is_new, "is the name of another tier")
     return tiers
@@ -132,6 +131,7 @@ def host_bytes(configs: Sequence[TierConfig]) -> int:
 
 def make_tiers(configs: Sequence[TierConfig], shape: PageShape) -> list[Tier]:
     """Raises ConfigError for a tier that cannot be had, or holds no page. May take seconds."""
+    _check_memory(configs)
     made: list[Tier] = []
     try:
         for i, config in enumerate(configs):
@@ -144,6 +144,17 @@ def make_tiers(configs: Sequence[TierConfig], shape: PageShape) -> list[Tier]:
             tier.close()
         raise
     return made
+
+
+def _check_memory(configs: Sequence[TierConfig]) -> None:
+    """Tiers in host memory take it as they fill: what all promise must be there now."""
+    available = available_bytes()
+    if available is None:
+        return
+    for i, config in enumerate(configs):
+        fits = not host_bytes([config]) or host_bytes(configs[: i + 1]) <= available - SPARE_BYTES
+        reason = f"{available >> 20} MiB of memory are available to all tiers"
+        ConfigError.check(f"tiers[{i}].capacity_mib", config.capacity_mib, fits, reason)
 
 
 def _segment_tier(

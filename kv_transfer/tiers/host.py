@@ -66,7 +66,12 @@ class HostTier:
 
     def put(self, batch: PageBatch, wait_s: float = 0.0) -> NDArray[np.int64]:
         rows, places = self._take_places(batch)
-        sums = copy_pages(self._memory, batch.memory, places, batch.pages[rows], self._page)
+        try:
+            sums = copy_pages(self._memory, batch.memory, places, batch.pages[rows], self._page)
+        except BaseException:
+            with self._lock:
+                self._free += places.tolist()
+            raise
         is_right = (sums == batch.checksums[rows]).all(axis=1)
         stored = []
         with self._lock:

@@ -136,6 +136,32 @@ async def test_tiers_outlive_the_rank(tmp_path: Path) -> None:
         assert await visit(worker, prompt(1)) == (output, NUM_BLOCKS * 16)
 
 
+@pytest.mark.slow
+async def test_a_rank_with_pages_of_another_form_gets_tiers_anew(tmp_path: Path) -> None:
+    with (
+        redis_server() as server,
+        worker_of("decode", tmp_path, HOST, redis_url=server.url) as worker,
+        contextlib.closing(redis.Redis.from_url(server.url)) as store,
+    ):
+        await visit(worker, prompt(1))
+        await_stored(worker, NUM_BLOCKS)
+        write_mock_model(tmp_path / "model", num_hidden_layers=1)
+        os.kill(worker.rank_pids()[0], signal.SIGKILL)
+        wait_for(lambda: bool(worker.not_ready()))
+        worker.wait_until_ready()
+        assert worker.metric("paceline_tier_pages") == 0
+        wait_for(lambda: store.keys("pl:1:keys:*") == [])  # the index is told that they are gone
+        output, num_cached = await visit(worker, prompt(1))
+        assert num_cached == 0
+        await_stored(worker, NUM_BLOCKS)
+        for salt in (2, 3):  # the pool holds twice as many pages as before
+            await visit(worker, prompt(salt))
+            await_stored(worker, salt * NUM_BLOCKS)
+        again, num_cached = await visit(worker, prompt(1))
+        assert again == output and num_cached == NUM_BLOCKS * 16
+        assert worker.metric("paceline_tier_errors_total") == 0
+
+
 def file_tier(folder: Path, capacity_mib: int = 16) -> str:
     return f"- {{kind: file, path: {folder}, capacity_mib: {capacity_mib}}}\n"
 

@@ -73,3 +73,15 @@ def test_tiers_outlive_the_pool() -> None:
     events.add(Stored([key(2)]), "file")
     expected = [("cleared", "device", []), ("stored", "file", [key(2)[:16]])]
     assert taken_from(IndexEvents(events)) == expected
+
+
+def test_tiers_that_are_made_anew_leave_nothing_to_the_next_incarnation() -> None:
+    events = IndexEvents()
+    events.add(Stored([key(1)]))
+    events.add(Stored([key(2)]), "host")
+    events.forget_tiers()
+    following = IndexEvents(events)
+    assert taken_from(following) == [("cleared", "device", [])]
+    following.add(Stored([key(2)]), "host")
+    following.add_digests()
+    assert {event.tier for event in following.take()} == {"device", "host"}

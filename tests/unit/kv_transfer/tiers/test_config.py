@@ -5,7 +5,14 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import ConfigError
-from paceline.kv_transfer.tiers.config import HostTierConfig, PageShape, load_tiers, make_tiers
+from paceline.kv_transfer.tiers import config
+from paceline.kv_transfer.tiers.config import (
+    FileTierConfig,
+    HostTierConfig,
+    PageShape,
+    load_tiers,
+    make_tiers,
+)
 from tests.contract.pools import SMALL
 
 SHAPE = PageShape(SMALL, "layout")
@@ -36,6 +43,7 @@ def test_tiers_are_read_in_order(tmp_path: Path) -> None:
         ("- {kind: host, capacity_mib: 8, eviction: fifo}", "tiers[0].eviction", "'fifo'"),
         ("- {kind: host, capacity_mib: 8, name: Big One}", "tiers[0].name", "'Big One'"),
         (GOOD + GOOD, "tiers[1].name", "'host'"),
+        (GOOD + "- {kind: host, capacity_mib: 8, name: device}", "tiers[1].name", "'device'"),
         ("- 3", "tiers[0]", "3"),
         ("kind: host", "tiers", "{'kind': 'host'}"),
         ("[]", "tiers", "[]"),
@@ -60,3 +68,14 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_a_tier_that_cannot_be_had_is_named() -> None:
     with pytest.raises(ConfigError, match=r"tiers\[1\]\.capacity_mib=1073741824: .* available"):
         make_tiers([HostTierConfig(1), HostTierConfig(1 << 30, name="huge")], SHAPE)
+
+
+def test_tiers_that_fit_alone_and_not_together_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(config, "available_bytes", lambda: config.SPARE_BYTES + (5 << 20))
+    fits = [HostTierConfig(3), HostTierConfig(2, name="more"), FileTierConfig(str(tmp_path), 9)]
+    for tier in make_tiers(fits, SHAPE):
+        tier.close()
+    with pytest.raises(ConfigError, match=r"tiers\[1\]\.capacity_mib=3: 69 MiB"):
+        make_tiers([HostTierConfig(3), HostTierConfig(3, name="more")], SHAPE)

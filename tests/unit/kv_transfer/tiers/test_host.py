@@ -4,11 +4,12 @@ import threading
 
 import hypothesis.strategies as st
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from paceline.kv_transfer.base import Piece
-from paceline.kv_transfer.tiers.base import TierPin
+from paceline.kv_transfer.tiers.base import PageBatch, TierPin
 from paceline.kv_transfer.tiers.host import HostTier
 from tests.contract.pools import SMALL, pages_of
 from tests.contract.tiers import Bench, page_name
@@ -104,3 +105,15 @@ def test_what_it_holds_goes_down_when_it_closes() -> None:
     assert lower.figures.num_pages == 0
     upper.close()
     assert lower.figures.num_pages == 6
+
+
+def test_a_page_of_another_form_costs_no_place() -> None:
+    tier = HostTier("host", SMALL, NUM_PLACES, "lru")
+    bench = Bench([tier])
+    batch = bench.batch([1, 2])
+    beyond = PageBatch(batch.names, batch.memory, batch.pages + 64, batch.checksums)
+    with pytest.raises(IndexError):
+        tier.put(beyond)
+    bench.put(*range(NUM_PLACES))
+    assert bench.pull(*range(NUM_PLACES)) == list(range(NUM_PLACES))
+    bench.check()
