@@ -99,6 +99,7 @@ class RedisRecord:
         if task is None or self._info is None:
             return
         task.cancel()
+        self._wake.set()
         await asyncio.gather(task, return_exceptions=True)
         with contextlib.suppress(RedisError, OSError, TimeoutError):
             async with asyncio.timeout(TIMEOUT_S), self._client() as client:
@@ -113,8 +114,12 @@ class RedisRecord:
             single_connection_client=True,
         )
 
+    def _is_wanted(self) -> bool:
+        """A cancellation may be lost where it meets the end of a wait: withdraw() says it twice."""
+        return asyncio.current_task() is self._task
+
     async def _write(self, info: worker_pb2.WorkerInfo, events: IndexEvents) -> None:
-        while True:
+        while self._is_wanted():
             try:
                 async with self._client() as client:
                     await self._serve(client, info, events)
@@ -134,7 +139,7 @@ class RedisRecord:
         loop = asyncio.get_running_loop()
         script = client.register_script(_APPLY)
         next_beat = next_digest = loop.time()
-        while True:
+        while self._is_wanted():
             if loop.time() >= next_beat:
                 await self._beat(client, info)
                 next_beat = loop.time() + self._beat_s
@@ -153,7 +158,8 @@ class RedisRecord:
                     break
             self.is_up = True
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), max(next_beat - loop.time(), 0))
+                async with asyncio.timeout_at(next_beat):
+                    await self._wake.wait()
             await asyncio.sleep(EVENT_DELAY_S)
 
     async def _beat(self, client: redis.asyncio.Redis, info: worker_pb2.WorkerInfo) -> None:

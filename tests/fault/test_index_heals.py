@@ -15,6 +15,7 @@ from paceline.core.keys import chain_keys, root_key, tenant_salt
 from paceline.engine.messages import Removed, Stored
 from paceline.router.mirror import WorkerMirror
 from paceline.rpc.redis_schema import EVENTS, keys_name, sequence_name
+from paceline.v1 import worker_pb2
 from paceline.worker import redis_record
 from paceline.worker.redis_record import RedisRecord
 from tests.support.fake_worker import DIGEST, SECRET
@@ -167,3 +168,14 @@ async def test_a_digest_that_differs_costs_one_snapshot(
         assert published.num_blocks == 4
         await asyncio.sleep(0.7)  # further digests agree
         assert published.num_diverged == 1
+
+
+async def test_a_record_is_withdrawn_whatever_is_being_written(store: RedisServer) -> None:
+    """A cancellation may be lost inside of a call to Redis; the end of a worker must not be."""
+    for number in range(12):
+        record = RedisRecord(store.url, beat_s=1.0)
+        record.publish(worker_pb2.WorkerInfo(worker_id="w", incarnation=str(number)))
+        await asyncio.sleep(0.02)
+        record.add(Stored(_KEYS))
+        async with asyncio.timeout(3):
+            await record.withdraw()
