@@ -49,6 +49,7 @@ class ClusterSpec:
     port: int = 0  # of the gateway's HTTP; 0: a free one
     grpc_port: int = 0
     redis_url: str = ""  # empty: an embedded server
+    secret: str = field(default="", repr=False)  # of the deployment; empty: one is drawn
     settings: Mapping[Role, Settings] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     run_parent: Path | None = None  # where the private run folder goes; None: the system's
@@ -64,13 +65,14 @@ class Cluster:
         self.spec = spec
         self.processes: dict[str, Child] = {}
         self.urls: dict[str, ProbeUrl] = {}  # of probes and metrics, by process
-        self.secret = secrets.token_hex(32)
+        self.secret = spec.secret or secrets.token_hex(32)
         self._folder: RunFolder | None = None
         self.redis_url = spec.redis_url
         self._show = show
         self._cancelled = threading.Event()
         self._router_port = self._grpc_port = 0
         self._next_number = {"prefill": 0, "decode": 0}
+        self._mark = secrets.token_hex(3)  # of our workers at a Redis that others use, too
         # Children die with the thread that starts them, so one thread starts them all.
         self._spawner = ThreadPoolExecutor(1, "spawner")
         self._keeper = Keeper(self._spawn, show)
@@ -215,6 +217,10 @@ class Cluster:
         self._add(Child("redis", server.command, dict(os.environ), log_path, server.probe, prepare))
         self.wait_ready(["redis"])
 
+    @property
+    def router_endpoint(self) -> str:
+        return f"127.0.0.1:{self._router_port}"
+
     def _start_router(self) -> None:
         self._router_port = free_port("127.0.0.1")
         probe_port = free_port("127.0.0.1")
@@ -229,7 +235,7 @@ class Cluster:
             "port": self.spec.port or free_port(host),
             "grpc_port": self._grpc_port,
             "model": self.spec.model,
-            "router": f"127.0.0.1:{self._router_port}",
+            "router": self.router_endpoint,
         }
         self._start_service("gateway", "gateway", settings)
 
@@ -237,7 +243,7 @@ class Cluster:
         name = f"{role}-{self._next_number[role]}"
         self._next_number[role] += 1
         settings = {
-            "worker_id": f"{name}-{self.secret[:6]}" if self.spec.redis_url else name,
+            "worker_id": f"{name}-{self._mark}" if self.spec.redis_url else name,
             "port": free_port("127.0.0.1"),
             "probe_port": free_port("127.0.0.1"),
             "model": self.spec.model,

@@ -17,7 +17,7 @@ from paceline.cli.display import Display, say
 from paceline.cli.foreground import own_foreground
 from paceline.cli.ports import check_free, listen_error
 from paceline.cli.roles import Role, Settings
-from paceline.core.config import setting
+from paceline.core.config import check_secret, setting
 from paceline.core.errors import Cancelled, ConfigError
 from paceline.kv_transfer import registry
 
@@ -45,12 +45,15 @@ class UpConfig:
     quantization: str = setting("", "Of the workers, int8 or int4; empty: their own setting.")
     num_threads: int = setting(0, "Compute threads of each worker; 0: their own setting.")
     pool_mib: int = setting(0, "Page pool of each worker in MiB; 0: their own setting.")
+    secret: str = setting("", "Secret of the deployment; empty: one is drawn.", secret=True)
     run_dir: str = setting("", "Parent of the private folder for logs; empty: the system's.")
     ready_timeout_s: float = setting(180.0, "How long everything may take to become ready.")
 
     def __post_init__(self) -> None:
         check_model(self.model)
         check_transport(self.transport)
+        if self.secret:
+            check_secret(self.secret, self.env_prefix)
         for name in ("prefill", "decode"):
             lowest = 1 if name == "decode" else 0
             if not lowest <= getattr(self, name) <= MAX_WORKERS:
@@ -88,6 +91,7 @@ class UpConfig:
             port=self.port,
             grpc_port=self.grpc_port or self.next_port(),
             redis_url=self.redis_url,
+            secret=self.secret,
             settings=settings,
             run_parent=Path(self.run_dir) if self.run_dir else None,
             ready_timeout_s=self.ready_timeout_s,
@@ -168,6 +172,8 @@ def welcome(cluster: Cluster, config: UpConfig, took_s: float) -> str:
     for name, url in cluster.urls.items():
         lines.append(f"  metrics  {url}/metrics  ({name})")
     lines += [f"  gRPC     {cluster.grpc_endpoint}", f"  logs     {cluster.run_dir}/*.log", ""]
+    if config.secret:  # else nobody knows it
+        lines.insert(-1, f"  router   {cluster.router_endpoint}  (`paceline explain --router …`)")
     return "\n".join([*lines, "Ctrl-C drains and stops everything."])
 
 

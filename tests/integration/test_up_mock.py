@@ -25,6 +25,7 @@ from paceline.cli.run_folder import RunFolder
 from paceline.cli.setup_error import SetupError
 from tests.support.mock_model import write_mock_model
 
+SECRET = "of a deployment whose router is asked"
 BOOT_S = 90.0  # far above what it takes; the machine may be busy
 
 
@@ -160,13 +161,14 @@ def start_up(model: Path, run_dir: Path) -> Iterator[Callable[..., Up]]:
 def test_up_shows_a_curl_that_works_and_ctrl_c_drains(
     start_up: Callable[..., Up], run_dir: Path
 ) -> None:
-    up = start_up()
+    up = start_up(PACELINE_UP_SECRET=SECRET)
     url = up.wait_until_ready()
     shown = up.shown.read_text()
     command = shown[shown.index("curl") : shown.index("\n\n", shown.index("curl"))]
     answer = subprocess.run(["sh", "-c", f"{command} -s --fail"], capture_output=True, timeout=60)
     assert json.loads(answer.stdout)["object"] == "chat.completion"
     assert f"{url}/metrics" in shown
+    assert "of mock: prefill on prefill-0, decode on decode-0" in explained(shown)
     family = up.family()
     assert len(family) >= 7  # five processes, and a rank for each worker
     up.process.send_signal(signal.SIGINT)
@@ -176,6 +178,17 @@ def test_up_shows_a_curl_that_works_and_ctrl_c_drains(
     order = re.findall(r"^(\S+) +stopped$", up.said.read_text(), re.MULTILINE)
     assert order[:2] == ["gateway", "router"]
     assert order[-1] == "redis"
+
+
+def explained(shown: str) -> str:
+    """What the router says of the last decision, asked as `up` says."""
+    router = re.search(r"router +(\S+:\d+)", shown)
+    assert router, shown
+    command = [sys.executable, "-P", "-m", "paceline.cli.main", "explain", "--router", router[1]]
+    environment = {**os.environ, "PYTHONPATH": python_path(), "PACELINE_EXPLAIN_SECRET": SECRET}
+    return subprocess.run(
+        command, env=environment, check=True, capture_output=True, text=True, timeout=60
+    ).stdout
 
 
 @pytest.mark.slow

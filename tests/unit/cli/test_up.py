@@ -33,6 +33,7 @@ def test_a_taken_port_is_said_before_anything_starts(model: Path, run_dir: Path)
         ({"prefill": -1}, "prefill=-1: must lie between 0 and 64"),
         ({"port": 65536}, "port=65536: must lie"),
         ({"port": 8000, "grpc_port": 8000}, "grpc_port=8000: must differ from port"),
+        ({"secret": "short"}, "secret='…': set PACELINE_UP_SECRET to .* at least 16 bytes"),
         ({"run_dir": "/nonexistent"}, "run_dir='/nonexistent': must be a folder"),
         ({"ready_timeout_s": float("nan")}, "ready_timeout_s=nan: must be positive"),
     ],
