@@ -11,7 +11,7 @@ from pathlib import Path
 import structlog
 from prometheus_client import Gauge
 
-from paceline.core.errors import ConfigError, InvalidApiKey
+from paceline.core.errors import ConfigError, InvalidApiKey, shown
 from paceline.gateway.tenants import Tenant, default_tenant, read_tenants
 
 POLL_S = 1.0
@@ -29,6 +29,7 @@ class Authentication:
         self._secret = secret
         self._is_valid = is_valid
         self._task: asyncio.Task[None] | None = None
+        self._complaint = ""  # that was logged last, since the last good file
         self._default = default_tenant(secret)
         is_open = path == Path()
         self._state = None if is_open else _state_of(path)
@@ -57,22 +58,33 @@ class Authentication:
     async def _follow(self) -> None:
         while True:
             await asyncio.sleep(POLL_S)
-            state = await asyncio.to_thread(_state_of, self._path)
-            if state != self._state:
-                self._state = state
-                await self._read()
+            try:
+                await self._read_if_changed()
+            except Exception as error:  # if this ended here, revoked keys would stay valid for ever
+                self._complain(f"our fault: {shown(error)}")
 
-    async def _read(self) -> None:
+    async def _read_if_changed(self) -> None:
+        state = await asyncio.to_thread(_state_of, self._path)
+        if state == self._state:
+            return
         try:
-            self._table = await asyncio.to_thread(
-                read_tenants, self._path, self._secret, self._table
-            )
+            table = await asyncio.to_thread(read_tenants, self._path, self._secret, self._table)
         except ConfigError as error:
-            self._is_valid.set(0)
-            logger.error("key_file_is_wrong", why=error.message)
+            self._complain(error.message)
+            if isinstance(error.__cause__, OSError):
+                return  # it may become readable without a change, so it is tried again
         else:
+            self._table = table
+            self._complaint = ""
             self._is_valid.set(1)
-            logger.info("key_file_read", num_tenants=len(self._table.tenants))
+            logger.info("key_file_read", num_tenants=len(table.tenants))
+        self._state = state
+
+    def _complain(self, why: str) -> None:
+        self._is_valid.set(0)
+        if why != self._complaint:
+            self._complaint = why
+            logger.error("key_file_is_wrong", why=why)
 
 
 def _state_of(path: Path) -> _State | None:

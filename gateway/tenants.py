@@ -89,7 +89,8 @@ def default_tenant(secret: str) -> Tenant:
 
 
 def read_tenants(path: Path, secret: str, before: TenantTable | None = None) -> TenantTable:
-    """The file's table; meters go on from those of `before`. Raises ConfigError."""
+    """The file's table; meters go on from those of `before`. Raises ConfigError, whose cause is an
+    OSError when the file could not be read."""
     tenants: dict[str, Tenant] = {}
     by_key: dict[bytes, Tenant] = {}
     for name, entry in _parsed(path).tenants.items():
@@ -119,8 +120,10 @@ def _parsed(path: Path) -> _File:
             raise _wrong(path, f"larger than {MAX_FILE_BYTES} bytes")
         return msgspec.convert(tomllib.loads(raw.decode()), _File)
     except OSError as error:
-        raise _wrong(path, f"cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise _wrong(path, f"cannot be read: {error.strerror}") from error
+    except RecursionError:
+        raise _wrong(path, "nested too deeply") from None
+    except (ValueError, msgspec.ValidationError) as error:  # no UTF-8, no TOML, a huge number
         raise _wrong(path, str(error)) from None
 
 

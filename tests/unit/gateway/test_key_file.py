@@ -37,6 +37,9 @@ def test_a_bucket_fills_evenly_and_a_prompt_longer_than_it_waits_for_a_full_one(
         (entry("acme", [ACME]) + entry("other", [ACME]), "another tenant's, too"),
         (b"\xff", "utf-8"),
         (b"#" * (5 << 20), "larger than"),
+        (entry("acme", [ACME]) + "tokens_per_minute = " + "9" * 5000, "digits"),
+        (entry("acme", [ACME]) + "tokens_per_minute = " + "9" * 20, "tokens_per_minute"),
+        (entry("acme", [ACME]) + "limit = " + "[" * 5000, "nested too deeply"),
     ],
 )
 def test_a_wrong_file_names_what_is_wrong(tmp_path: Path, text: str | bytes, reason: str) -> None:

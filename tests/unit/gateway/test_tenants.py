@@ -1,6 +1,7 @@
 """API keys: who is let in, whose KV it is, what a tenant may use, and the file that says so."""
 
 import asyncio
+import errno
 import hashlib
 import time
 from collections.abc import AsyncIterator
@@ -225,38 +226,68 @@ async def test_requests_at_once(model_dir: Path, tmp_path: Path) -> None:
         assert (await complete(own, ACME)).status_code == 200
 
 
+async def opens(own: Deployment, key: str) -> bool:
+    return (await own.http.get("/v1/models", headers=bearer(key))).status_code == 200
+
+
+async def changes(own: Deployment, key: str, to: bool) -> None:
+    deadline = time.monotonic() + 3
+    while await opens(own, key) is not to:
+        assert time.monotonic() < deadline, f"{key} was to change to {to}"
+
+
+def is_valid(own: Deployment) -> bool:
+    text = own.gateway.serving.metrics.text().decode()
+    return "paceline_gateway_key_file_valid 1.0" in text
+
+
 async def test_the_file_is_read_again_when_it_changes(
     model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(authentication, "POLL_S", 0.02)
     limited = entry("acme", [ACME], requests_per_minute=2)
     path = write(tmp_path / "keys.toml", limited)
-
     async with running(model_dir, api_keys=path) as own:
-
-        async def opens(key: str) -> bool:
-            answer = await own.http.get("/v1/models", headers=bearer(key))
-            return answer.status_code == 200
-
-        def is_valid() -> bool:
-            text = own.gateway.serving.metrics.text().decode()
-            return "paceline_gateway_key_file_valid 1.0" in text
-
-        async def changes(key: str, to: bool) -> None:
-            deadline = time.monotonic() + 3
-            while await opens(key) is not to:
-                assert time.monotonic() < deadline, f"{key} was to change to {to}"
-
         await complete(own, ACME)
         write(path, limited, entry("other", [OTHER]))
-        await changes(OTHER, True)
+        await changes(own, OTHER, True)
         assert (await complete(own, ACME)).status_code == 200
         assert (await complete(own, ACME)).status_code == 429  # what was used stays used
         path.write_text("[tenants")
-        await until(lambda: not is_valid())
-        assert await opens(ACME) and await opens(OTHER)
+        await until(lambda: not is_valid(own))
+        assert await opens(own, ACME) and await opens(own, OTHER)
         path.unlink()
         write(path, entry("acme", ["sk-new"]))
-        await until(is_valid)
-        await changes(OTHER, False)
-        assert not await opens(ACME) and await opens("sk-new")
+        await until(lambda: is_valid(own))
+        await changes(own, OTHER, False)
+        assert not await opens(own, ACME) and await opens(own, "sk-new")
+
+
+async def test_nothing_ends_the_reading_of_the_file(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys that are revoked later would stay valid. A file that cannot be read, or a failure of
+    ours, is over without the file's changing again."""
+    monkeypatch.setattr(authentication, "POLL_S", 0.02)
+    failures: list[Exception] = []
+    open_path = Path.open
+
+    def fail(path: Path, *args: Any, **options: Any) -> Any:
+        if failures and path.name == "keys.toml":
+            raise failures.pop()
+        return open_path(path, *args, **options)
+
+    monkeypatch.setattr(Path, "open", fail)
+    path = write(tmp_path / "keys.toml", entry("acme", ["sk-0"]))
+    async with running(model_dir, api_keys=path) as own:
+        for wrong in ("limit = " + "9" * 5000, "limit = " + "[" * 5000):
+            write(path, entry("acme", ["sk-0"]) + wrong)
+            await until(lambda: not is_valid(own))
+            write(path, entry("acme", ["sk-0"]))
+            await until(lambda: is_valid(own))
+        for number, failure in enumerate((OSError(errno.EMFILE, "no more files"), RuntimeError())):
+            failures.append(failure)
+            write(path, entry("acme", [f"sk-{number + 1}"]))
+            await changes(own, f"sk-{number + 1}", True)
+            assert not failures and not await opens(own, f"sk-{number}")
+            await until(lambda: is_valid(own))
