@@ -12,6 +12,7 @@ import structlog
 from prometheus_client import Gauge
 
 from paceline.core.errors import ConfigError, InvalidApiKey, shown
+from paceline.gateway.metrics import now_s
 from paceline.gateway.tenants import Tenant, default_tenant, read_tenants
 
 POLL_S = 1.0
@@ -74,6 +75,7 @@ class Authentication:
             if isinstance(error.__cause__, OSError):
                 return  # it may become readable without a change, so it is tried again
         else:
+            table.put_in_force(now_s())
             self._table = table
             self._complaint = ""
             self._is_valid.set(1)

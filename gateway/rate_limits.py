@@ -56,13 +56,11 @@ class Meter:
         self._requests = _bucket(limits.requests_per_minute, now_s)
         self._tokens = _bucket(limits.tokens_per_minute, now_s)
 
-    def with_limits(self, limits: TenantLimits, now_s: float) -> "Meter":
-        """This one, under other limits: what was used stays used."""
-        if limits != self.limits:
-            self.limits = limits
-            self._requests = _bucket(limits.requests_per_minute, now_s, self._requests)
-            self._tokens = _bucket(limits.tokens_per_minute, now_s, self._tokens)
-        return self
+    def change_limits(self, limits: TenantLimits, now_s: float) -> None:
+        """What was used stays used."""
+        self.limits = limits
+        self._requests = _bucket(limits.requests_per_minute, now_s, self._requests)
+        self._tokens = _bucket(limits.tokens_per_minute, now_s, self._tokens)
 
     @contextmanager
     def request(self, now_s: float) -> Iterator[None]:
@@ -95,6 +93,7 @@ def _bucket(per_minute: int | None, now_s: float, before: Bucket | None = None) 
         return None
     bucket = Bucket(per_minute, now_s)
     if before is not None:
+        before.take(0, now_s)  # so that it is filled until now
         bucket.level = min(before.level, bucket.size)
     return bucket
 

@@ -15,7 +15,7 @@ import hmac
 import re
 import secrets
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -45,6 +45,11 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     tokens_per_minute: Limit = None
     max_running_requests: Limit = None
 
+    def limits(self) -> TenantLimits:
+        return TenantLimits(
+            self.requests_per_minute, self.tokens_per_minute, self.max_running_requests
+        )
+
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     tenants: dict[str, _Entry]
@@ -68,11 +73,23 @@ class Tenant:
 
 
 class TenantTable:
-    """One state of the key file. Empty `tenants`: nobody is asked for a key."""
+    """One state of the key file. Its tenants' meters may be in use already: their new limits wait
+    until it is put in force, when all of the file is known to be right."""
 
-    def __init__(self, tenants: Mapping[str, Tenant], by_key: Mapping[bytes, Tenant]) -> None:
+    def __init__(
+        self,
+        tenants: Mapping[str, Tenant],
+        by_key: Mapping[bytes, Tenant],
+        changes: Sequence[tuple[Meter, TenantLimits]],
+    ) -> None:
         self.tenants = tenants
         self._by_key = by_key
+        self._changes = changes
+
+    def put_in_force(self, now_s: float) -> None:
+        """Where requests are metered: on the event loop."""
+        for meter, limits in self._changes:
+            meter.change_limits(limits, now_s)
 
     def of_key(self, key: bytes) -> Tenant:
         """Raises InvalidApiKey."""
@@ -89,18 +106,19 @@ def default_tenant(secret: str) -> Tenant:
 
 
 def read_tenants(path: Path, secret: str, before: TenantTable | None = None) -> TenantTable:
-    """The file's table; meters go on from those of `before`. Raises ConfigError, whose cause is an
-    OSError when the file could not be read."""
+    """The file's table; meters go on from those of `before`, unchanged until it is put in force.
+    Raises ConfigError, whose cause is an OSError when the file could not be read."""
     tenants: dict[str, Tenant] = {}
     by_key: dict[bytes, Tenant] = {}
+    changes: list[tuple[Meter, TenantLimits]] = []
     for name, entry in _parsed(path).tenants.items():
         if not _NAME.fullmatch(name):
             raise _wrong(path, f"tenant {name[:64]!r}: 1 to 64 letters, digits, dots, _ and -")
-        limits = TenantLimits(
-            entry.requests_per_minute, entry.tokens_per_minute, entry.max_running_requests
-        )
+        limits = entry.limits()
         known = before.tenants.get(name) if before is not None else None
-        meter = known.meter.with_limits(limits, now_s()) if known else Meter(limits, now_s())
+        meter = known.meter if known is not None else Meter(limits, now_s())
+        if limits != meter.limits:
+            changes.append((meter, limits))
         tenants[name] = Tenant(name, tenant_salt(secret.encode(), name), meter)
         for number, digest in enumerate(entry.keys):
             if not _DIGEST.fullmatch(digest):
@@ -109,7 +127,7 @@ def read_tenants(path: Path, secret: str, before: TenantTable | None = None) -> 
                 raise _wrong(path, f"tenants.{name}.keys[{number}] is another tenant's, too")
     if not by_key:
         raise _wrong(path, "it holds no key: nobody could come in")
-    return TenantTable(tenants, by_key)
+    return TenantTable(tenants, by_key, changes)
 
 
 def _parsed(path: Path) -> _File:

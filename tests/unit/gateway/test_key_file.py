@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.errors import ConfigError
-from paceline.gateway.rate_limits import Bucket
+from paceline.core.errors import ConfigError, RateLimited
+from paceline.gateway.metrics import now_s
+from paceline.gateway.rate_limits import Bucket, Meter, TenantLimits
 from paceline.gateway.tenants import read_tenants
 from tests.support.fake_router_service import SECRET
 from tests.support.key_file import entry
@@ -53,3 +54,28 @@ def test_a_wrong_file_names_what_is_wrong(tmp_path: Path, text: str | bytes, rea
 def test_a_missing_file_stops_the_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         read_tenants(tmp_path / "none.toml", SECRET)
+
+
+def test_limits_change_when_all_of_the_file_is_right_and_put_in_force(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(entry("acme", [ACME], requests_per_minute=600))
+    table = read_tenants(path, SECRET)
+    meter = table.tenants["acme"].meter
+    path.write_text(entry("acme", [ACME], requests_per_minute=1) + entry("b", [ACME]))
+    with pytest.raises(ConfigError):
+        read_tenants(path, SECRET, table)
+    path.write_text(entry("acme", [ACME], requests_per_minute=2))
+    changed = read_tenants(path, SECRET, table)
+    assert changed.tenants["acme"].meter is meter and meter.limits.requests_per_minute == 600
+    changed.put_in_force(now_s())
+    assert meter.limits.requests_per_minute == 2
+
+
+def test_a_change_of_limits_forgets_neither_what_was_used_nor_what_has_come_since() -> None:
+    meter = Meter(TenantLimits(tokens_per_minute=60), now_s=0)
+    meter.take_output(100, now_s=0)
+    meter.change_limits(TenantLimits(tokens_per_minute=600), now_s=30)
+    with pytest.raises(RateLimited) as caught:
+        meter.take_prompt(1, now_s=30)
+    assert caught.value.retry_after_s == pytest.approx(1.1)  # 60 - 100 + 30, at 10 a second
+    meter.take_prompt(1, now_s=31.2)

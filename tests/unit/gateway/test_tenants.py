@@ -253,9 +253,10 @@ async def test_the_file_is_read_again_when_it_changes(
         await changes(own, OTHER, True)
         assert (await complete(own, ACME)).status_code == 200
         assert (await complete(own, ACME)).status_code == 429  # what was used stays used
-        path.write_text("[tenants")
+        write(path, entry("acme", [ACME]), entry("other", [OTHER], max_running_requests=0))
         await until(lambda: not is_valid(own))
         assert await opens(own, ACME) and await opens(own, OTHER)
+        assert (await complete(own, ACME)).status_code == 429  # of a wrong file no limit counts
         path.unlink()
         write(path, entry("acme", ["sk-new"]))
         await until(lambda: is_valid(own))
