@@ -6,7 +6,8 @@ lookup walks a request's keys once for each 64 views and stops where none of the
 holes count; slots are fetched ahead, and 512 blocks take less time than searching for the ends.
 
 Retiring a view takes effect at once (its bit leaves the live mask); `sweep` clears it shard by
-shard afterwards, and only then is the bit used again.
+shard afterwards, and only then is the bit used again. One sweep is under way at a time, whoever
+drives it: a bit is free when its own sweep has passed all shards.
 """
 
 from collections.abc import Iterator
@@ -42,6 +43,8 @@ class PrefixIndex:
         self._used = 0  # live, or retired and not yet swept
         self._digests: dict[View, Digest] = {}
         self._incomplete = 0  # views that lost keys to the bound
+        self._sweeping = 0  # retired views of the sweep that is under way
+        self._num_swept = 0  # shards that it has passed
 
     def __len__(self) -> int:
         """Entries: a block counts once for each 64 views among which it has holders."""
@@ -90,16 +93,22 @@ class PrefixIndex:
         return self._table.match(packed, stride, self._live_mask)
 
     def sweep(self) -> Iterator[None]:
-        """Clears retired views, one shard a turn; free bits and memory when it is through."""
-        retired = self._used & ~self._live
-        if not retired:
-            return
-        for shard in range(NUM_SHARDS):
-            self._table.sweep(shard, _mask(retired))
+        """Clears retired views, one shard a turn; free bits and memory when it is through. Goes on
+        with a sweep that another has begun."""
+        if not self._sweeping:
+            self._sweeping = self._used & ~self._live
+        while self._sweeping:
+            self._table.sweep(self._num_swept, _mask(self._sweeping))
+            self._num_swept += 1
+            if self._num_swept == NUM_SHARDS:
+                self._end_sweep()
             yield
+
+    def _end_sweep(self) -> None:
         self._note_forgotten()
-        self._incomplete &= ~retired
-        self._used &= ~retired
+        self._incomplete &= ~self._sweeping
+        self._used &= ~self._sweeping
+        self._sweeping = self._num_swept = 0
 
     def _note_forgotten(self) -> None:
         self._incomplete |= int.from_bytes(self._table.take_forgotten(), "little")

@@ -74,6 +74,31 @@ def test_a_retired_view_counts_no_more_and_its_bit_is_used_again_once_swept() ->
     assert index.match(_pack(_CHAIN), 16) == {second: 3}
 
 
+def test_a_sweep_that_another_overtakes_frees_no_view_that_was_opened_since(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(index_module, "_ALL_VIEWS", 0b111)
+    index = PrefixIndex(_LEAST_BYTES)
+    views = [index.open() for _ in range(3)]
+    keys = [bytes([shard]) * 16 for shard in range(256)]
+    index.store(views[0], _pack(keys))
+    index.retire(views[0])
+    housekeeping = index.sweep()
+    for _ in range(10):
+        next(housekeeping)
+    index.retire(views[1])  # waits for the next sweep
+    first = index.open()  # no bit is free: the sweep is brought to its end
+    index.store(first, _pack(keys))
+    second = index.open()
+    index.store(second, _pack(keys))
+    for _ in housekeeping:
+        pass
+    assert len({first, second, views[2]}) == 3
+    for key in keys:
+        assert index.match(key) == {first: 1, second: 1}
+    assert index.digest(first) == index.digest(second) == _digest_of(set(keys))
+
+
 _OPERATIONS = st.lists(
     st.tuples(st.sampled_from(("store", "remove", "retire")), st.integers(0, 2), st.integers(0, 9)),
     max_size=40,
