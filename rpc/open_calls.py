@@ -87,7 +87,8 @@ class OpenCalls:
         if len(self._first_waits) > MAX_WAITING_CALLS:
             first = next(iter(self._first_waits))
             del self._first_waits[first]
-            first.reschedule(_LONG_AGO)
+            if not first.expired():  # it is on its way out by itself
+                first.reschedule(_LONG_AGO)
         try:
             yield
         finally:
