@@ -1,7 +1,5 @@
 """POST /tokenize and /detokenize: what a request's prompt is in tokens, in vLLM's form."""
 
-from functools import partial
-
 import msgspec
 import orjson
 
@@ -38,14 +36,20 @@ async def tokenize(serving: Serving, request: TokenizeRequest) -> bytes:
 
 
 async def detokenize(serving: Serving, request: DetokenizeRequest) -> bytes:
-    """{prompt}: the text of these tokens, special ones included. Raises PacelineError."""
+    """{prompt}: the text of these tokens, special ones included. No more of them than the context
+    holds: whoever asks for more holds up others. Raises PacelineError."""
     model = serving.model_or_only(request.model)
     ids = request.tokens
-    reason = f"token ids must lie between 0 and {model.vocab_size - 1}"
-    for token_id in ids:
-        InvalidRequest.check("tokens", token_id, 0 <= token_id < model.vocab_size, reason)
-    text = await serving.prompts.work(partial(serving.text.decode, ids), len(ids))
-    return orjson.dumps({"prompt": text})
+    reason = f"must not be more than the {model.context_length} tokens of the context"
+    InvalidRequest.check("tokens", len(ids), len(ids) <= model.context_length, reason)
+
+    def body() -> bytes:
+        reason = f"token ids must lie between 0 and {model.vocab_size - 1}"
+        for token_id in (min(ids), max(ids)) if ids else ():
+            InvalidRequest.check("tokens", token_id, 0 <= token_id < model.vocab_size, reason)
+        return orjson.dumps({"prompt": serving.text.decode(ids)})
+
+    return await serving.prompts.work(body, len(ids))
 
 
 def _check_no_template(request: TokenizeRequest) -> None:

@@ -70,8 +70,9 @@ class TextModel:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of `token_ids`, special tokens included."""
-        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=False)
-        return text
+        # Not decode(): it keeps the interpreter's lock, as encode() does.
+        (text,) = self._tokenizer.decode_batch([token_ids], skip_special_tokens=False)
+        return str(text)
 
     def shown_text(self, token_ids: Sequence[int], *, skip_special: bool) -> str:
         """The text that an answer of `token_ids` would have."""

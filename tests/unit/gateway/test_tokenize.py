@@ -64,6 +64,9 @@ async def test_text_comes_back(deployment: Deployment) -> None:
     tokens = (await tokenize(deployment, prompt=text))["tokens"]
     answer = await deployment.http.post("/detokenize", json={"model": "mock", "tokens": tokens})
     assert answer.json() == {"prompt": text}
+    for tokens in ([], [65] * CONTEXT_LENGTH):
+        answer = await deployment.http.post("/detokenize", json={"tokens": tokens})
+        assert answer.json() == {"prompt": "A" * len(tokens)}
 
 
 @pytest.mark.parametrize(
@@ -79,6 +82,8 @@ async def test_text_comes_back(deployment: Deployment) -> None:
         ("/detokenize", {"tokens": [260]}, 400, "tokens"),
         ("/detokenize", {"tokens": [-1]}, 400, "tokens"),
         ("/detokenize", {"tokens": [2**64]}, 400, "tokens"),
+        ("/detokenize", {"tokens": [0, 260, 1]}, 400, "tokens"),
+        ("/detokenize", {"tokens": [0] * (CONTEXT_LENGTH + 1)}, 400, "tokens"),
         ("/detokenize", {"tokens": "x"}, 400, "tokens"),
         ("/detokenize", {}, 400, "tokens"),
     ],
