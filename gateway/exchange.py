@@ -72,19 +72,16 @@ class Exchange:
         assert task is not None
         watcher = asyncio.create_task(self._watch(task), name="disconnect-watcher")
         try:
-            await answer(await self._until_left(task, work))
+            async with self._deadline.kept():
+                made = await work
+            await answer(made)
+        except asyncio.CancelledError:
+            if self._gone is None or self._generation is not None:
+                raise  # it was not the watcher
+            task.uncancel()
+            raise self._gone from None
         finally:
             watcher.cancel()
-
-    async def _until_left(self, exchange: "asyncio.Task[None]", work: Awaitable[T]) -> T:
-        try:
-            async with self._deadline.kept():
-                return await work
-        except asyncio.CancelledError:
-            if self._gone is None:
-                raise
-            exchange.uncancel()
-            raise self._gone from None
 
     async def generate(self, prepared: PreparedRequest) -> None:
         """The answer of a router."""

@@ -102,3 +102,24 @@ async def test_a_pause_within_the_bound_loses_nothing(deployment: Deployment) ->
         pieces.append(await asyncio.wait_for(reader.read(1 << 20), 5))
     assert b"".join(pieces).count(b'"content":"' + b"a" * 100 + b'"') == 60
     writer.close()
+
+
+async def test_a_client_that_leaves_while_its_answer_waits_is_no_failure_of_ours(
+    deployment: Deployment, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An answer in one piece waits for earlier ones that the client does not read."""
+    body = json.dumps({"prompt": "x" * 300_000}).encode()
+    serving = deployment.gateway.serving
+    disconnects = serving.metrics.disconnects._value
+    before = disconnects.get()
+    _, writer = await asyncio.open_connection("127.0.0.1", deployment.port, limit=1024)
+    writer.transport.pause_reading()  # type: ignore[attr-defined]
+    with pytest.raises(TimeoutError):
+        for _ in range(20):
+            writer.write(request_bytes("/tokenize", body))
+            await until(lambda: serving.num_running == 1)
+            await until(lambda: serving.num_running == 0, 0.5)
+    writer.transport.abort()
+    await until(lambda: serving.num_running == 0)
+    assert disconnects.get() == before + 1
+    assert "ASGI" not in caplog.text and "CancelledError" not in caplog.text
