@@ -48,7 +48,7 @@ class UcxReader:
 
     def _connect(self, peer: wire.TcpAddress, deadline: float) -> "UcxConnection":
         with self._lock:
-            if self._worker is None:
+            if self._worker is None or self._worker.failure:
                 self._worker = UcxWorker()
             worker = self._worker
         channel = next(self._channels)
@@ -74,7 +74,7 @@ class UcxConnection(TcpClient):
         self._number = channel
         self._num_pieces = 0
         try:
-            self._channel = worker.open(self.endpoint)
+            self._channel = worker.open(self.endpoint, deadline)
         except BaseException:
             self.socket.close()
             raise

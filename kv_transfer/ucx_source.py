@@ -36,7 +36,7 @@ class UcxSource(TcpServer):
 
     def _serve(self, connection: socket.socket, hello: wire.ReaderHello) -> None:
         reader = decode_peer(hello.endpoint, UcxEndpoint, "endpoint")
-        channel = self._worker.open(reader.address)
+        channel = self._worker.open(reader.address, time.monotonic() + wire.DEAD_AFTER_S)
         try:
             for i in itertools.count():
                 parts = self._parts(*self._next_pages(connection))

@@ -21,7 +21,7 @@ from typing import Any
 
 import structlog
 
-from paceline.core.errors import ConfigError, PeerGone
+from paceline.core.errors import ConfigError, PeerGone, shown
 from paceline.kv_transfer.ucx_transfer import Flight, UcxTransfer
 
 _log = structlog.get_logger("paceline.kv_transfer")
@@ -57,21 +57,28 @@ class UcxWorker:
         self._calls: deque[Callable[[], None]] = deque()  # for the thread to make
         self._channels: list[UcxChannel] = []
         self._is_closed = False
+        self.failure = ""  # why its thread has ended; then nothing is in flight any more
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="ucx", daemon=True)
         self._thread.start()
 
-    def open(self, address: bytes) -> "UcxChannel":
-        """Raises PeerGone for an address that no transport of this host reaches."""
+    def open(self, address: bytes, deadline: float) -> "UcxChannel":
+        """Raises PeerGone for an address that no transport of this host reaches, when UCX has
+        failed, and when it is silent until `deadline`."""
         opened: Future[UcxChannel] = Future()
         self._call(lambda: self._open(address, opened))
+        is_over = lambda: opened.done() or bool(self.failure)  # noqa: E731
+        self.wait(is_over, deadline - time.monotonic())
+        if opened.cancel():
+            raise PeerGone(self.failure or "ucx is silent")
         return opened.result()
 
     def close(self) -> None:
         """Its channels must be closed."""
         if not self._is_closed:
             self._is_closed = True
-            self._call(lambda: None)
+            with contextlib.suppress(PeerGone):
+                self._call(lambda: None)
             self._thread.join()
             os.close(self._wake)
             self._worker = None  # its last reference: UCX destroys it
@@ -81,7 +88,7 @@ class UcxWorker:
 
     def release(self, channel: "UcxChannel") -> None:
         """Returns when UCX has let go of all memory that the channel was given."""
-        self._call(channel.shut)
+        self._call(lambda: channel.shut(self._api.UCXError))
         began = time.monotonic()
         while not self.wait(lambda: channel.is_released, _LATE_S):
             seconds = round(time.monotonic() - began)
@@ -94,6 +101,8 @@ class UcxWorker:
 
     def _call(self, function: Callable[[], None]) -> None:
         with self._changed:
+            if self.failure:
+                raise PeerGone(self.failure)
             self._calls.append(function)
         with contextlib.suppress(BlockingIOError):
             os.eventfd_write(self._wake, 1)
@@ -109,9 +118,31 @@ class UcxWorker:
             return
         channel = UcxChannel(self, endpoint)
         self._channels.append(channel)
+        if not opened.set_running_or_notify_cancel():
+            channel.shut(self._api.UCXError)
+            return
         opened.set_result(channel)
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception as error:
+            _log.exception("ucx has failed")
+            self._end(f"ucx has failed: {shown(error)}")
+
+    def _end(self, failure: str) -> None:
+        """UCX is destroyed before anyone hears that it has let go of the channels' memory."""
+        for channel in self._channels:
+            channel.drop(failure)
+        self._worker = None
+        with self._changed:
+            self.failure = failure
+            self._calls.clear()
+            for channel in self._channels:
+                channel.is_released = True
+            self._changed.notify_all()
+
+    def _serve(self) -> None:
         poll = select.poll()
         for descriptor in (self._worker.epoll_file_descriptor, self._wake):
             poll.register(descriptor, select.POLLIN)
@@ -132,6 +163,8 @@ class UcxWorker:
                     return
                 call = self._calls.popleft()
             call()
+            with self._changed:
+                self._changed.notify_all()
 
     def _advance(self) -> bool:
         changed = sum(channel.advance(self._api.UCXError) for channel in self._channels) > 0
@@ -159,18 +192,23 @@ class UcxChannel:
     ) -> None:
         """Waits for the first `num_parts` parts. Raises PeerGone, after which the channel must be
         closed: only then nothing is read from or written into the parts any more."""
-        arrived = lambda: bool(transfer.error) or transfer.num_done >= num_parts  # noqa: E731
+
+        def arrived() -> bool:
+            is_broken = bool(transfer.error or self._worker.failure)
+            return is_broken or transfer.num_done >= num_parts
+
         while not self._worker.wait(arrived, _POLL_S):
             if not is_alive():
                 raise PeerGone("the peer closed the connection")
             if time.monotonic() >= deadline:
                 raise PeerGone("the peer is silent")
         if transfer.num_done < num_parts:
-            raise PeerGone(f"the transfer broke: {transfer.error}")
+            raise PeerGone(f"the transfer broke: {transfer.error or self._worker.failure}")
 
     def close(self) -> None:
         if not self.is_released:
-            self._worker.release(self)
+            with contextlib.suppress(PeerGone):  # then it is released
+                self._worker.release(self)
 
     # The rest is called by the worker's thread.
 
@@ -178,11 +216,21 @@ class UcxChannel:
         call = self._endpoint.tag_send if is_send else self._endpoint.tag_recv
         self._flight = Flight(transfer, lambda part, number: call(array(part), tag(number)))
 
-    def shut(self) -> None:
+    def shut(self, ucx_error: type[Exception]) -> None:
         """Cancels what is in flight; `advance` finds out when it has ended."""
         if self._endpoint is not None:
-            self._endpoint.close_blocking()
-            self._endpoint = None
+            try:
+                self._endpoint.close_blocking()
+            except ucx_error as error:  # what was in flight ends all the same
+                _log.warning("an endpoint of ucx did not close", why=str(error))
+            finally:
+                self._endpoint = None
+
+    def drop(self, failure: str) -> None:
+        """Lets go of UCX, which is being destroyed."""
+        if self._flight is not None and not self._flight.transfer.is_over:
+            self._flight.transfer.error = failure
+        self._flight = self._endpoint = None
 
     def advance(self, ucx_error: type[Exception]) -> bool:
         """Whether anything has changed."""

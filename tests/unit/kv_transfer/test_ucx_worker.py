@@ -1,0 +1,109 @@
+"""A UCX that fails or is silent, in place of the real one: nobody waits for it for ever."""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from paceline.core.errors import PeerGone
+from paceline.kv_transfer import ucx_worker
+from paceline.kv_transfer.ucx_transfer import UcxTransfer
+from paceline.kv_transfer.ucx_worker import UcxWorker
+
+
+class UCXError(Exception):
+    pass
+
+
+class FakeUcx:
+    """ucxx's worker and endpoint. Requests never complete."""
+
+    address = memoryview(b"address")
+
+    def __init__(self) -> None:
+        self.epoll_file_descriptor = os.eventfd(0)
+        self.fails_with: Exception | None = None
+        self.close_fails = False
+        self.may_progress = threading.Event()
+        self.may_progress.set()
+
+    def init_blocking_progress_mode(self) -> None:
+        pass
+
+    def progress(self) -> None:
+        self.may_progress.wait(5)
+        if self.fails_with is not None:
+            raise self.fails_with
+
+    def arm(self) -> bool:
+        return True
+
+    def create_endpoint_from_worker_address(self, address: Any, **options: Any) -> "FakeUcx":
+        return self
+
+    def close_blocking(self) -> None:
+        if self.close_fails:
+            raise UCXError("endpoint timed out")
+
+    def tag_recv(self, part: Any, tag: int) -> Any:
+        return SimpleNamespace(completed=False)
+
+
+@pytest.fixture
+def ucx(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeUcx]:
+    fake = FakeUcx()
+    api = SimpleNamespace(
+        Feature=SimpleNamespace(TAG=1, WAKEUP=2),
+        UCXContext=lambda *options, **flags: None,
+        UCXWorker=lambda context: fake,
+        UCXError=UCXError,
+        UCXAddress=SimpleNamespace(create_from_buffer=bytes),
+        UCXXTag=int,
+    )
+    monkeypatch.setattr(ucx_worker, "_load", lambda: (api, bytes))
+    yield fake
+    os.close(fake.epoll_file_descriptor)
+
+
+def soon() -> float:
+    return time.monotonic() + 2
+
+
+def test_a_failure_of_ucx_ends_all_that_wait_for_it(ucx: FakeUcx) -> None:
+    worker = UcxWorker()
+    channel = worker.open(b"peer", soon())
+    transfer = UcxTransfer([memoryview(b"part")], 0)
+    ucx.fails_with = RuntimeError("the network is gone")
+    channel.start(transfer, is_send=False)
+    began = time.monotonic()
+    with pytest.raises(PeerGone, match="the network is gone"):
+        channel.finish(transfer, 1, soon(), lambda: True)
+    channel.close()
+    for _ in range(2):
+        with pytest.raises(PeerGone, match="the network is gone"):
+            worker.open(b"peer", soon())
+    worker.close()
+    assert time.monotonic() - began < 1.9
+
+
+def test_a_channel_that_does_not_close_well_is_closed(ucx: FakeUcx) -> None:
+    worker = UcxWorker()
+    ucx.close_fails = True
+    worker.open(b"peer", soon()).close()
+    worker.open(b"another", soon()).close()
+    worker.close()
+    assert not worker.failure
+
+
+def test_a_silent_ucx_is_waited_for_no_longer_than_the_deadline(ucx: FakeUcx) -> None:
+    worker = UcxWorker()
+    ucx.may_progress.clear()
+    with pytest.raises(PeerGone, match="silent"):
+        for _ in range(2):  # the first may come before the silence
+            worker.open(b"peer", time.monotonic() + 0.1)
+    ucx.may_progress.set()
+    worker.close()
