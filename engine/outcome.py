@@ -161,7 +161,13 @@ class Outcome:
         num_pages = sum(len(run.keys) for run in runs) + len(leader.tables)
         if num_pages > MAX_REST_PAGES:
             return None
-        return pin_for_reader(self.groups.allocator.cache, Pin(runs, group.slot))
+        cache = self.groups.allocator.cache
+        pinned = pin_for_reader(cache, Pin(runs, group.slot))
+        if list(map(len, pinned.runs)) == [len(run.keys) for run in runs]:
+            return pinned
+        for page in pinned.pages:  # a name was dropped: what is left does not end with the prompt
+            cache.pool.unpin(page.page, page.generation)
+        return None
 
 
 def _problem(sequence: Sequence, sampled: Sampled, draw: int) -> PacelineError | None:

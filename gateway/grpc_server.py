@@ -6,6 +6,7 @@ from grpc_reflection.v1alpha import reflection
 from paceline.core.errors import ConfigError
 from paceline.gateway.config import GatewayConfig
 from paceline.gateway.generate_service import GenerateService
+from paceline.gateway.http_limits import CUT_S
 from paceline.gateway.serving import Serving
 from paceline.rpc.channel import make_server
 from paceline.rpc.edge import Edge
@@ -46,7 +47,7 @@ class GrpcServer:
         """Stops accepting, ends calls that only wait, lets those that run end within the drain
         timeout, cuts the rest."""
         self._edge.stop()
-        await self._server.stop(self._config.drain_timeout_s)
+        await self._server.stop(self._config.drain_timeout_s + CUT_S)
 
     def _bind(self) -> int:
         host, port = self._config.host, self._config.grpc_port

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 
 from paceline.core.errors import ConfigError
 from paceline.gateway.config import GatewayConfig
-from paceline.gateway.http_limits import http_limits
+from paceline.gateway.http_limits import CUT_S, http_limits
 from paceline.gateway.http_protocol import BoundedProtocol
 
 
@@ -33,7 +33,7 @@ class HttpServer:
             await asyncio.sleep(0.005)
 
     async def stop(self) -> None:
-        """Stops accepting, lets running answers end within the drain timeout, cuts the rest."""
+        """Stops accepting, lets running answers end, cuts what remains after the drain timeout."""
         self._server.should_exit = True
         if self._task is not None:
             with suppress(asyncio.CancelledError):
@@ -68,7 +68,7 @@ def _uvicorn_config(app: ASGIApp, config: GatewayConfig) -> uvicorn.Config:
         "access_log": False,
         "server_header": False,
         "timeout_keep_alive": max(1, round(config.keep_alive_s)),
-        "timeout_graceful_shutdown": max(1, round(config.drain_timeout_s)),
+        "timeout_graceful_shutdown": round(config.drain_timeout_s + CUT_S),
         "backlog": 2048,
     }
     return uvicorn.Config(app, **settings)

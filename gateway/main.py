@@ -13,10 +13,11 @@ from paceline.core import keys, logs
 from paceline.gateway.app import make_app
 from paceline.gateway.config import GatewayConfig
 from paceline.gateway.grpc_server import GrpcServer
+from paceline.gateway.http_limits import CUT_S
 from paceline.gateway.http_server import HttpServer
 from paceline.gateway.serving import Serving
 
-_STOP_MARGIN_S = 3.0  # for connections that are cut after the drain timeout
+_STOP_MARGIN_S = 1.0  # for connections that are cut
 _MAX_FILES = 1 << 16  # wanted for connections; shells often allow 1024
 _SWITCH_INTERVAL_S = 0.001  # a thread that renders a template may hold the loop up that long
 
@@ -49,10 +50,14 @@ class GatewayServer:
         self.serving.router.start()
 
     async def drain(self) -> None:
-        """Takes no new requests; running ones end, within the drain timeout."""
+        """Takes no new requests; running ones end, by themselves within the drain timeout or with
+        an error after it."""
         self.serving.start_draining()
         stops = [asyncio.create_task(port.stop()) for port in (self._http, self._grpc)]
-        await asyncio.wait(stops, timeout=self._drain_timeout_s + _STOP_MARGIN_S)
+        _, pending = await asyncio.wait(stops, timeout=self._drain_timeout_s)
+        if pending:
+            self.serving.end_running()
+            await asyncio.wait(pending, timeout=CUT_S + _STOP_MARGIN_S)
 
     async def stop(self) -> None:
         self.serving.prompts.close()

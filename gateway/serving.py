@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from weakref import WeakSet
 
 import structlog
 
@@ -41,6 +42,7 @@ class Serving:
         self.on_change: Callable[[], None] = lambda: None
         self.num_running = 0
         self._reported: list[str] | None = None
+        self._generations: WeakSet[Generation] = WeakSet()
 
     def reasons(self) -> list[str]:
         """Why this gateway is not ready; empty when it is."""
@@ -61,6 +63,12 @@ class Serving:
         """New requests are refused from now on, and readiness says so."""
         self.is_draining = True
         self._changed()
+
+    def end_running(self) -> None:
+        """The time to drain is over: what still runs ends with an error that says so."""
+        error = Unavailable("the gateway is shutting down", retry_after_s=_RETRY_AFTER_S)
+        for generation in list(self._generations):
+            generation.fail(error)
 
     def models(self) -> list[ModelInfo]:
         """Models that are served now."""
@@ -124,7 +132,7 @@ class Serving:
         limits = self.config.max_pending_emissions, self.config.max_pending_bytes
         mailbox = Mailbox(*limits, on_overflow)
         metrics = self.metrics.for_model(model.name)
-        return Generation(
+        generation = Generation(
             self.router,
             self.text,
             metrics,
@@ -133,6 +141,8 @@ class Serving:
             deadline,
             has_statistics=has_statistics,
         )
+        self._generations.add(generation)
+        return generation
 
     def _wanted(self) -> list[ModelInfo]:
         wanted = self.config.model_name

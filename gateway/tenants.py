@@ -29,7 +29,7 @@ from paceline.gateway.metrics import now_s
 from paceline.gateway.rate_limits import Meter, TenantLimits
 
 DEFAULT_TENANT = "default"  # of everybody, without a key file
-MAX_FILE_BYTES = 4 << 20
+MAX_FILE_BYTES = 1 << 20
 MAX_CACHE_SALT_CHARS = 256
 _MAX_KEY_BYTES = 512
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")

@@ -16,12 +16,12 @@ from paceline.rpc.redis_schema import (
     DIGEST_BYTES,
     MAX_EVENT_KEYS,
     MAX_TIER_CHARS,
+    MAX_TIERS,
     Digest,
     Field,
     Kind,
 )
 
-MAX_TIERS = 6  # of a worker, beside its pool
 Owner = tuple[tuple[str, str], str]  # of a view: (worker id, incarnation), tier
 MAX_EVENT_BYTES = MAX_EVENT_KEYS * INDEX_KEY_BYTES
 

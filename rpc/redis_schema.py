@@ -21,6 +21,7 @@ KEYS_TTL_MS = 10_000  # of a set and its number; every beat renews it
 LEASE_BEATS = 3  # a record lasts so many beats of its worker
 
 DEVICE = "device"  # the tier that is the pool
+MAX_TIERS = 6  # of a worker, beside its pool
 MAX_TIER_CHARS = 32
 
 DIGEST_S = 2.0

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
 import grpc
@@ -48,7 +48,7 @@ class KvTransferServicer(kv_pb2_grpc.KvTransferServiceServicer):
     async def Pin(self, request: kv_pb2.PinRequest, context: Context) -> kv_pb2.PinResponse:
         session = self._current()
         self._check(session, request.ticket)
-        runs = [messages.KeyRun(run.group, split_keys(run.keys)) for run in request.runs]
+        runs = checked_runs(request.runs, len(session.rank.ready.groups))
         handoff = session.handoffs.get(key_of(request.ticket))
         if request.with_tail and handoff is None:
             raise KvUnavailable("the hand-off is not held here")
@@ -115,6 +115,12 @@ def after_pin(
         if run.group < len(after):
             after[run.group] += len(pages.pages)
     return after
+
+
+def checked_runs(runs: Sequence[kv_pb2.KeyRun], num_groups: int) -> list[messages.KeyRun]:
+    if len(runs) > num_groups:
+        raise InvalidRequest("runs", len(runs), f"must be one of each of {num_groups} page groups")
+    return [messages.KeyRun(run.group, split_keys(run.keys)) for run in runs]
 
 
 def split_keys(packed: bytes) -> list[bytes]:

@@ -18,13 +18,12 @@ from paceline.core.errors import ConfigError
 from paceline.core.host_memory import available_bytes
 from paceline.core.kv_layout import PageGroup
 from paceline.kv_transfer.tiers.base import Tier
-from paceline.rpc.redis_schema import DEVICE
+from paceline.rpc.redis_schema import DEVICE, MAX_TIERS
 
 if TYPE_CHECKING:
     from paceline.kv_transfer.tiers.medium import SegmentMedium
 
 MAX_FILE_BYTES = 64 << 10
-MAX_TIERS = 8
 SPARE_BYTES = 64 << 20  # of the machine's memory, that no tier gets
 
 Capacity = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
@@ -107,6 +106,8 @@ def load_tiers(path: Path) -> list[TierConfig]:
         text = path.read_text(errors="replace")
         ConfigError.check("tiers", str(path), len(text) <= MAX_FILE_BYTES, "is too long")
         items = yaml.safe_load(text)
+    except RecursionError:
+        raise ConfigError("tiers", str(path), "is not YAML: nested too deeply") from None
     except OSError as error:
         raise ConfigError("tiers", str(path), f"cannot be read: {error.strerror}") from None
     except yaml.YAMLError as error:

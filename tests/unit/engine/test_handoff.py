@@ -303,6 +303,29 @@ def test_what_a_known_reader_lacks_is_pinned_with_the_record(
     source.assert_idle()
 
 
+@pytest.mark.parametrize("lacking", [0, 2, 3])
+def test_a_rest_that_does_not_reach_the_end_of_the_prompt_is_none(lacking: int) -> None:
+    """Its reader takes it from the end: cut short it would be laid onto the wrong blocks."""
+    spec = request(prompt(8 * PAGE_TOKENS), max_tokens=20)
+    source = bench(max_batch_tokens=4 * PAGE_TOKENS)
+    source.handle(Submit(1, spec, prefill_only=True), Follow(1, [lacking]))
+    while not source.of(Committed, 1):
+        source.step()
+    assert not source.of(HandoffReady)
+    key = chain_keys(ROOT, spec.token_ids)[2]
+    found = source.engine.pool_calls.answer(Pin([KeyRun(0, [key])]))
+    assert isinstance(found, Pinned)
+    source.engine.cache.forget(found.pages[0].page)  # as after a reader's report
+    source.engine.pool_calls.answer(Unpin([(p.page, p.generation) for p in found.pages]))
+    (ready,) = source.run().of(HandoffReady, 1)
+    assert (ready.rest is None) == (lacking <= 2)
+    if ready.rest is not None:
+        pages = [(page.page, page.generation) for page in ready.rest.pages]
+        source.engine.pool_calls.answer(Unpin(pages))
+    source.handle(Release(1)).run()
+    source.assert_idle()
+
+
 @pytest.mark.parametrize(
     ("first_blocks", "max_tokens", "num_tokens"),
     [

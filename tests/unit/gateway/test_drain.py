@@ -90,6 +90,30 @@ async def test_calls_that_wait_for_their_caller_do_not_either(model_dir: Path) -
         assert text == "0123456789"
 
 
+async def test_what_outlasts_the_drain_is_told_so(model_dir: Path) -> None:
+    """A stream never just stops."""
+    async with opened(model_dir, drain_timeout_s=0.5) as (deployment, channel):
+        deployment.router.reply = lambda request: bytes_reply(b"x" * 200, interval_s=0.05)
+        reader, writer = await asyncio.open_connection("127.0.0.1", deployment.port)
+        body = b'{"model":"mock","prompt":"Hi","max_tokens":200,"stream":true}'
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        await asyncio.wait_for(reader.readuntil(b"data: "), 5)
+        stub = GenerateServiceStub(channel)  # type: ignore[no-untyped-call]
+        call = stub.Generate(GenerateRequest(text="Hi", max_tokens=200))
+        assert (await call.read()).text == "x"
+        started = time.monotonic()
+        received, _ = await asyncio.gather(reader.read(-1), deployment.gateway.drain())
+        assert time.monotonic() - started < 2
+        assert b'"code":"unavailable"' in received and b"shutting down" in received
+        assert received.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            while await call.read() is not grpc.aio.EOF:
+                pass
+        assert isinstance(error_of(caught.value), Unavailable)
+        writer.close()
+
+
 async def test_calls_without_a_message_keep_nobody_out(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,6 +60,11 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, field: str, shown: st
     assert shown in caught.value.message
 
 
+def test_a_file_nested_without_end_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        load_tiers(listed(tmp_path, "[" * 3000))
+
+
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"tiers=.*cannot be read"):
         load_tiers(tmp_path / "none.yaml")
