@@ -34,7 +34,9 @@ class UpConfig:
     model: Path = setting(Path(), "Folder of the model: config.json, safetensors, tokenizer.")
     prefill: int = setting(1, "Number of prefill workers.")
     decode: int = setting(1, "Number of decode workers.")
-    transport: str = setting("auto", "How KV travels between workers: auto, shm or tcp.")
+    transport: str = setting(
+        "auto", "How KV travels between workers: auto, or names of docs/transports.md: shm, tcp, …"
+    )
     host: str = setting("127.0.0.1", "Address that the gateway listens on; the rest: loopback.")
     port: int = setting(8000, "HTTP port of the gateway; 0: a free one.")
     grpc_port: int = setting(

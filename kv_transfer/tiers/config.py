@@ -8,6 +8,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -117,6 +118,9 @@ def load_tiers(path: Path) -> list[TierConfig]:
     ConfigError.check("tiers", items, is_list, f"must be a list of one to {MAX_TIERS} tiers")
     tiers = [_tier_of(f"tiers[{i}]", item) for i, item in enumerate(items)]
     for i, tier in enumerate(tiers):
+        can_reach = not isinstance(tier, ObjectTierConfig) or find_spec("boto3") is not None
+        reason = "needs the extra `s3`: pip install 'paceline[s3]'"
+        ConfigError.check(f"tiers[{i}].kind", "object", can_reach, reason)
         reason = "is how the index calls the pool"
         ConfigError.check(f"tiers[{i}].name", tier.name, tier.name != DEVICE, reason)
         is_new = tier.name not in {other.name for other in tiers[:i]}

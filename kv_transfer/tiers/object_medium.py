@@ -77,12 +77,9 @@ class ObjectMedium:
 
 
 def _new_client(field: str, endpoint: str, region: str) -> Any:
-    try:
-        import boto3
-        from botocore.config import Config
-    except ImportError:
-        reason = "needs the extra `s3`: pip install 'paceline[s3]'"
-        raise ConfigError(f"{field}.kind", "object", reason) from None
+    import boto3
+    from botocore.config import Config
+
     config = Config(
         connect_timeout=CONNECT_TIMEOUT_S,
         read_timeout=READ_TIMEOUT_S,

@@ -60,6 +60,12 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, field: str, shown: st
     assert shown in caught.value.message
 
 
+def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "find_spec", lambda package: None)
+    with pytest.raises(ConfigError, match=r"tiers\[0\]\.kind='object': needs the extra `s3`"):
+        load_tiers(listed(tmp_path, "- {kind: object, capacity_mib: 64, bucket: pages}"))
+
+
 def test_a_file_nested_without_end_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nested too deeply"):
         load_tiers(listed(tmp_path, "[" * 3000))
