@@ -17,7 +17,7 @@ up: install ## serve the demo model on this machine until Ctrl-C; ARGS="--port 9
 	@model=$$($(BIN)/paceline demo-model) && exec $(BIN)/paceline up --model "$$model" $(ARGS)
 
 test: venv ## fast tests, on the CPU
-	$(BIN)/pytest -m "$(FAST)" -n 2 --dist loadfile $(ARGS)
+	$(BIN)/pytest -m "$(FAST)" -n 3 --dist loadfile $(ARGS)
 
 test-slow: venv ## real model, many processes
 	$(BIN)/pytest -m slow $(ARGS)

@@ -64,16 +64,17 @@ async def running(model_dir: Path, **settings: Any) -> AsyncIterator[Deployment]
     await gateway.start()
     await until(lambda: not gateway.serving.reasons())
     url = f"http://127.0.0.1:{gateway.port}"
-    async with (
-        httpx.AsyncClient(base_url=url, timeout=10) as http,
-        AsyncOpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as openai,
-    ):
-        yield Deployment(gateway, router, http, openai, model_dir)
-    async with asyncio.timeout(5):
-        await gateway.drain()
-        await gateway.stop()
-    async with asyncio.timeout(5):
-        await router.stop()
+    try:
+        async with (
+            httpx.AsyncClient(base_url=url, timeout=10) as http,
+            AsyncOpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as openai,
+        ):
+            yield Deployment(gateway, router, http, openai, model_dir)
+    finally:  # also after a failure: uvloop does not close while connections are open
+        async with asyncio.timeout(10):
+            await gateway.drain()
+            await gateway.stop()
+            await router.stop()
 
 
 def gateway_config(model_dir: Path, *routers: str, **settings: Any) -> GatewayConfig:
