@@ -6,19 +6,13 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from paceline.core.errors import (
+    CLASS_OF_CODE,
     Cancelled,
-    ContextLengthExceeded,
     DeadlineExceeded,
     EngineFailure,
     ErrorCode,
-    IncompatiblePeer,
-    InvalidApiKey,
-    InvalidRequest,
-    KvUnavailable,
-    ModelNotFound,
     Overloaded,
     PacelineError,
-    RateLimited,
     Unavailable,
 )
 from paceline.v1 import common_pb2
@@ -32,22 +26,6 @@ OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
 _TRAILER = "paceline-error-bin"
-_CLASSES: dict[ErrorCode, type[PacelineError]] = {
-    kind.code: kind
-    for kind in (
-        InvalidRequest,
-        ContextLengthExceeded,
-        InvalidApiKey,
-        ModelNotFound,
-        Overloaded,
-        RateLimited,
-        Unavailable,
-        DeadlineExceeded,
-        Cancelled,
-        KvUnavailable,
-        IncompatiblePeer,
-    )
-}
 _OF_STATUS: dict[grpc.StatusCode, type[PacelineError]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
     grpc.StatusCode.CANCELLED: Cancelled,
@@ -75,7 +53,7 @@ def _parsed(trailer: bytes) -> PacelineError:
         code = ErrorCode[common_pb2.ErrorCode.Name(error.code).removeprefix("ERROR_CODE_")]
     except (DecodeError, KeyError, ValueError):
         return EngineFailure("the gateway's error cannot be read")
-    return _CLASSES.get(code, EngineFailure).relayed(
+    return CLASS_OF_CODE.get(code, EngineFailure).relayed(
         error.message,
         field=error.field or None,
         retry_after_s=error.retry_after_ms / 1000 or None,

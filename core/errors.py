@@ -134,6 +134,24 @@ class ConfigError(_WrongField):
     code = ErrorCode.CONFIG
 
 
+CLASS_OF_CODE: dict[ErrorCode, type[PacelineError]] = {
+    kind.code: kind
+    for kind in (
+        InvalidRequest,
+        ContextLengthExceeded,
+        InvalidApiKey,
+        ModelNotFound,
+        Overloaded,
+        RateLimited,
+        Unavailable,
+        DeadlineExceeded,
+        Cancelled,
+        KvUnavailable,
+        IncompatiblePeer,
+    )
+}  # as which an error is raised again that came from another process; the others: EngineFailure
+
+
 def shown(value: object, limit: int = 80) -> str:
     """`value` for an error message: printable, one line, at most `limit` characters."""
     text = repr(value)

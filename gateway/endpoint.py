@@ -1,5 +1,6 @@
 """POST endpoints as plain ASGI apps: body in, answer or stream out."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable
 from typing import Generic, Protocol, TypeVar
 
@@ -36,7 +37,7 @@ class Respond(Protocol[B_contra]):
     def __call__(self, serving: Serving, request: B_contra) -> Awaitable[bytes]: ...
 
 
-class Endpoint(Generic[B]):
+class Endpoint(ABC, Generic[B]):
     """An instance, not a function: Starlette then passes scope, receive and send through."""
 
     def __init__(self, serving: Serving, decoder: "msgspec.json.Decoder[B]") -> None:
@@ -55,8 +56,8 @@ class Endpoint(Generic[B]):
             logger.exception("request_failed")
             await exchange.fail(EngineFailure("internal error"))
 
-    async def _answer(self, exchange: Exchange, request: B) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def _answer(self, exchange: Exchange, request: B) -> None: ...
 
 
 class GeneratingEndpoint(Endpoint[S]):

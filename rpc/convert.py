@@ -2,22 +2,7 @@
 
 from collections.abc import Iterable
 
-from paceline.core.errors import (
-    Cancelled,
-    ContextLengthExceeded,
-    DeadlineExceeded,
-    EngineFailure,
-    ErrorCode,
-    IncompatiblePeer,
-    InvalidApiKey,
-    InvalidRequest,
-    KvUnavailable,
-    ModelNotFound,
-    Overloaded,
-    PacelineError,
-    RateLimited,
-    Unavailable,
-)
+from paceline.core.errors import CLASS_OF_CODE, EngineFailure, ErrorCode, PacelineError
 from paceline.core.finish import FinishReason
 from paceline.core.sampling import LogitsProcessorCall, SamplingParams
 from paceline.v1 import common_pb2
@@ -38,17 +23,7 @@ _CODE_TO_PROTO = {
     ErrorCode.CONFIG: common_pb2.ERROR_CODE_INTERNAL,
 }
 _PROTO_TO_ERROR: dict[int, type[PacelineError]] = {
-    common_pb2.ERROR_CODE_INVALID_REQUEST: InvalidRequest,
-    common_pb2.ERROR_CODE_CONTEXT_LENGTH_EXCEEDED: ContextLengthExceeded,
-    common_pb2.ERROR_CODE_MODEL_NOT_FOUND: ModelNotFound,
-    common_pb2.ERROR_CODE_OVERLOADED: Overloaded,
-    common_pb2.ERROR_CODE_UNAVAILABLE: Unavailable,
-    common_pb2.ERROR_CODE_DEADLINE_EXCEEDED: DeadlineExceeded,
-    common_pb2.ERROR_CODE_CANCELLED: Cancelled,
-    common_pb2.ERROR_CODE_KV_UNAVAILABLE: KvUnavailable,
-    common_pb2.ERROR_CODE_INCOMPATIBLE_PEER: IncompatiblePeer,
-    common_pb2.ERROR_CODE_INVALID_API_KEY: InvalidApiKey,
-    common_pb2.ERROR_CODE_RATE_LIMITED: RateLimited,
+    _CODE_TO_PROTO[code]: kind for code, kind in CLASS_OF_CODE.items()
 }
 _FINISH_TO_PROTO = {
     None: common_pb2.FINISH_REASON_UNSPECIFIED,

@@ -30,7 +30,8 @@ class Handoff:
     num_committed: int = 0
     lacking: list[int] | None = None  # the reader's first missing block, by page group
     record: kv_pb2.HandoffRecord | None = None
-    rest: kv_pb2.PinResponse | None = None  # what it lacks, pinned; until its reader is told
+    rest: kv_pb2.PinResponse | None = None  # what it lacks, pinned
+    is_told: bool = False  # its reader, of the rest, which is the reader's to unpin from then on
     error: PacelineError | None = None
     num_followers: int = 0
     last_followed: float = field(default_factory=time.monotonic)
@@ -66,7 +67,8 @@ class Handoff:
     def _event(self) -> kv_pb2.ProgressEvent:
         if self.error is not None:
             return kv_pb2.ProgressEvent(error=error_to_proto(self.error))
-        rest, self.rest = self.rest, None  # from here on it is the reader's to unpin
+        rest = None if self.is_told else self.rest
+        self.is_told = self.is_told or self.is_over
         return kv_pb2.ProgressEvent(
             num_committed_blocks=self.num_committed, record=self.record, rest=rest
         )

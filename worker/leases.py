@@ -86,11 +86,11 @@ class LeaseTable:
         self.num_pages -= len(lease.pages)
         return lease.pages
 
-    def expect(self, handoff: HandoffKey) -> None:
-        """The hand-off has ended: whoever reads by a lease of it must know of it by now."""
-        for lease in self._leases.values():
-            if lease.handoff == handoff:
-                lease.is_awaited = False
+    def expect(self, lease_id: str) -> None:
+        """Its hand-off has ended: the reader must know of the lease by now."""
+        lease = self._leases.get(LeaseId(lease_id))
+        if lease is not None:
+            lease.is_awaited = False
 
     def revoke(self, handoff: HandoffKey) -> PageLives:
         """Ends the leases of a hand-off."""

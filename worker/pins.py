@@ -82,11 +82,13 @@ def drop(session: "Session", pinned: Pinned) -> None:
 
 def end_handoff(session: "Session", handoff: Handoff) -> None:
     """Unpins what its reader has not been told of; of the rest it must know by now."""
-    session.leases.expect(key_of(handoff.ticket))
-    if handoff.rest is not None:
-        lease_id = handoff.rest.lease_id
+    if handoff.rest is None:
+        return
+    lease_id = handoff.rest.lease_id
+    if handoff.is_told:
+        session.leases.expect(lease_id)
+    else:
         session.unpin(session.leases.release(lease_id, reader_of(handoff.ticket)))
-        handoff.rest = None
 
 
 def _lives(pinned: Pinned) -> PageLives:
