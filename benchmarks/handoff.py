@@ -3,7 +3,10 @@
 shm_of_memcpy, tcp_of_socket   see benchmarks.pull
 ttft_split_ratio_N             TTFT of N prompt tokens through prefill → decode, over TTFT of one
                                worker that does both; two deployments take turns, one request at a
-                               time, every prompt another; median of the ratios of pairs
+                               time, every prompt another; median of the ratios of pairs. Two equal
+                               deployments differ by 1 to 2 % here, the one that started first being
+                               slower: the second half of the pairs is measured on new ones, started
+                               in the other order
 second_token_extra_of_itl      wait between tokens 1 and 2 beyond the idle inter-token latency of
                                the same answer, in such latencies; over shm, median, 1024 tokens
 """
@@ -11,8 +14,11 @@ second_token_extra_of_itl      wait between tokens 1 and 2 beyond the idle inter
 import asyncio
 import random
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
 
 from benchmarks import pull
@@ -20,15 +26,16 @@ from benchmarks.answer import Answer
 from benchmarks.common import Options, publish, show
 from benchmarks.deployment import demo_model, deployment, workers_total
 from benchmarks.loadgen import TIMING, Call, send
+from paceline.cli.cluster import Cluster
 from paceline.core import metrics as names
 
 VOCAB_SIZE = 49152
 TTFT_OUTPUT_TOKENS = 2  # as few as split: no engine then rests longer than the other
 GAP_OUTPUT_TOKENS = 16
-PAIRS = {1024: 9, 128: 41}  # prompt tokens → pairs; the quick form measures fewer
-QUICK_PAIRS = {1024: 3, 128: 11}
-NUM_GAPS = 9  # requests of each length whose second token is looked at
-QUICK_NUM_GAPS = 3
+PAIRS = {1024: 8, 128: 30}  # prompt tokens → pairs of a half; the quick form measures fewer
+QUICK_PAIRS = {1024: 2, 128: 6}
+NUM_GAPS = 6  # requests of each length and half whose second token is looked at
+QUICK_NUM_GAPS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,24 +92,54 @@ async def second_token_extras(url: str, model: str, num_tokens: int, n: int) -> 
     return extras
 
 
-def ttft_figures(num_pairs: dict[int, int], num_gaps: int) -> dict[str, float]:
+@dataclass(slots=True)
+class Half:
+    """What was seen on two deployments, by the length of the prompts."""
+
+    pairs: dict[int, list[Pair]]
+    extras: dict[int, list[float]]
+    pulled_bytes: float
+
+
+@contextmanager
+def deployments(model: Path, *, split_first: bool) -> Iterator[tuple[Cluster, Cluster]]:
+    """Split and whole, started in the order asked for."""
+    with ExitStack() as stack:
+
+        def start(*, is_split: bool) -> Cluster:
+            worker = {"transports": "shm"} if is_split else {}
+            started = deployment(model, prefill=int(is_split), decode=1, worker=worker)
+            return stack.enter_context(started)
+
+        first, second = start(is_split=split_first), start(is_split=not split_first)
+        yield (first, second) if split_first else (second, first)
+
+
+def measure_half(num_pairs: dict[int, int], num_gaps: int, *, split_first: bool) -> Half:
     model = demo_model()
-    figures: dict[str, float] = {}
-    with (
-        deployment(model, prefill=1, decode=1, worker={"transports": "shm"}) as split,
-        deployment(model, prefill=0, decode=1) as whole,
-    ):
+    half = Half({}, {}, 0)
+    with deployments(model, split_first=split_first) as (split, whole):
         urls = (split.base_url, whole.base_url)
         for num_tokens, n in num_pairs.items():
-            pairs = asyncio.run(measure_pairs(urls, model.name, num_tokens, n))
-            measuring = second_token_extras(split.base_url, model.name, num_tokens, num_gaps)
-            extra = median(asyncio.run(measuring))
-            figures[f"ttft_split_ratio_{num_tokens}"] = median(p.ttft_ratio for p in pairs)
-            figures[f"ttft_whole_ms_{num_tokens}"] = median(p.whole.ttft_s for p in pairs) * 1000
-            suffix = "" if num_tokens == 1024 else f"_{num_tokens}"
-            figures[f"second_token_extra_of_itl{suffix}"] = extra
-        pulled = workers_total(split, names.TRANSFER_BYTES, "decode", transport="shm")
-        figures["pulled_mib"] = pulled / 2**20
+            pairs = measure_pairs(urls, model.name, num_tokens, n)
+            half.pairs[num_tokens] = asyncio.run(pairs)
+            extras = second_token_extras(split.base_url, model.name, num_tokens, num_gaps)
+            half.extras[num_tokens] = asyncio.run(extras)
+        half.pulled_bytes = workers_total(split, names.TRANSFER_BYTES, "decode", transport="shm")
+    return half
+
+
+def ttft_figures(num_pairs: dict[int, int], num_gaps: int) -> dict[str, float]:
+    halves = [measure_half(num_pairs, num_gaps, split_first=is_first) for is_first in (True, False)]
+    figures: dict[str, float] = {}
+    for num_tokens in num_pairs:
+        pairs = [pair for half in halves for pair in half.pairs[num_tokens]]
+        figures[f"ttft_split_ratio_{num_tokens}"] = median(p.ttft_ratio for p in pairs)
+        figures[f"ttft_whole_ms_{num_tokens}"] = median(p.whole.ttft_s for p in pairs) * 1000
+        suffix = "" if num_tokens == 1024 else f"_{num_tokens}"
+        extras = [extra for half in halves for extra in half.extras[num_tokens]]
+        figures[f"second_token_extra_of_itl{suffix}"] = median(extras)
+    figures["pulled_mib"] = sum(half.pulled_bytes for half in halves) / 2**20
     return figures
 
 
