@@ -139,6 +139,7 @@ class WorkerLink:
         while (frame := await call.read()) is not _EOF and session.lost is None:
             session.handle(frame, clock())
             self._owner.session_changed(session)
+            await asyncio.sleep(0)  # what this frame brought leaves before we ask for the next
 
     async def _write(self, call: Any, session: WorkerSession) -> None:
         while True:

@@ -223,6 +223,7 @@ class Session:
             self.watch.hear(output)
             self._num_outputs += 1
             self._events.apply(output)
+            await asyncio.sleep(0)  # the frames of this step leave before we look for the next
 
     async def _beat(self) -> None:
         """Every second: says that we live, and looks who else does."""
