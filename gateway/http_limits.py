@@ -8,6 +8,7 @@ from paceline.gateway.config import GatewayConfig
 MAX_HEAD_BYTES = 64 << 10  # as received, within PIECE_BYTES
 MAX_FIELDS = 256  # of a head
 PIECE_BYTES = 8 << 10  # parsed at a time: the parser tells what it found, not where a head ended
+PEER_CHECK_S = 0.5  # between looks whether a client is there from whom nothing is read
 SHUTDOWN_BODY_S = 1.0  # a body that is on its way at shutdown
 CUT_S = 2.0  # after the drain timeout, to tell running requests that they are cut
 LINGER_S = 2.0  # a refused client that still sends would otherwise miss the answer

@@ -5,10 +5,12 @@
 
 A connection that owes us bytes has a timer that further bytes do not renew. One that takes none of
 its answer has a timer that only progress renews. Of too many connections the longest idle is cut.
-At shutdown a request whose body is not here yet is refused after a second.
+At shutdown a request whose body is not here yet is refused after a second. While a request waits
+behind a running one nothing is read: the kernel is asked whether the client is still there.
 """
 
 import asyncio
+import socket
 from http import HTTPStatus
 from typing import Any
 
@@ -27,10 +29,13 @@ from paceline.gateway.http_limits import (
     LINGER_S,
     MAX_FIELDS,
     MAX_HEAD_BYTES,
+    PEER_CHECK_S,
     PIECE_BYTES,
     SHUTDOWN_BODY_S,
     HttpLimits,
 )
+
+_TCP_ESTABLISHED = 1  # of the kernel's states of a connection
 
 
 class Refusal(Exception):
@@ -56,6 +61,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     _read_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
+    _peer_timer: asyncio.TimerHandle | None = None
+    _running: RequestResponseCycle | None = None  # `cycle` is the last one that came
     _num_unsent_bytes = 0  # when the write timer was started
     _num_head_bytes = 0  # received since the last progress
     _has_progress = False  # in what is being parsed: bytes of a body, or its end
@@ -83,6 +90,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self.idle.pop(self, None)
         self._stop_read_timer()
         self._stop_write_timer()
+        if self._peer_timer is not None:
+            self._peer_timer.cancel()
+        self.pipeline.clear()
+        running = self._running
+        if running is not None and not running.response_complete:
+            running.disconnected = True
+            running.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -135,6 +149,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_read_timer()
         self.idle.pop(self, None)
         super().on_headers_complete()
+        if self.pipeline and self._peer_timer is None:
+            self._peer_timer = self.loop.call_later(PEER_CHECK_S, self._check_peer)
 
     def on_body(self, body: bytes) -> None:
         self._has_progress = True
@@ -158,6 +174,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         if cycle.scope["http_version"] != "1.1":
             app = CloseDelimited(app, cycle)
+        self._running = cycle
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
@@ -225,6 +242,18 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._read_timer is not None:
             self._read_timer.cancel()
             self._read_timer = None
+
+    def _check_peer(self) -> None:
+        """Its end of the connection may stand behind bytes that are not read yet."""
+        self._peer_timer = None
+        if not self.pipeline or self.transport.is_closing():
+            return
+        connection: socket.socket = self.transport.get_extra_info("socket")
+        state = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+        if state != _TCP_ESTABLISHED:
+            self.transport.abort()
+        else:
+            self._peer_timer = self.loop.call_later(PEER_CHECK_S, self._check_peer)
 
     def pause_writing(self) -> None:
         super().pause_writing()

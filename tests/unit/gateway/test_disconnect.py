@@ -1,11 +1,13 @@
 """A client that leaves or lags frees everything upstream, and only its own request."""
 
 import asyncio
+import itertools
 import json
 from typing import Any
 
 import pytest
 
+from paceline.gateway.http_limits import PEER_CHECK_S
 from tests.support.fake_router_service import Reply, Submission, bytes_reply
 from tests.support.gateway_client import request_bytes, until
 from tests.support.gateway_deployment import Deployment, running
@@ -46,6 +48,44 @@ async def test_atom_1562_a_gone_client_is_cancelled_upstream(
     await until(lambda: deployment.gateway.serving.num_running == 0)
     text = (await deployment.http.get("/metrics")).text
     assert 'vllm:request_success_total{finished_reason="cancelled",model_name="mock"}' in text
+
+
+async def test_a_request_that_waits_behind_does_not_hide_that_the_client_left(
+    deployment: Deployment,
+) -> None:
+    """Pipelined: nothing is read any more while the first one runs."""
+    deployment.router.reply = lambda request: Reply([[97]], delay_s=30)
+    writers = []
+    for stream, num_behind in itertools.product([True, False], [1, 3]):
+        for cut in (0, 5):  # all of the last one is here, or not
+            _, writer = await asyncio.open_connection("127.0.0.1", deployment.port)
+            one = chat_request(stream=stream)
+            writer.write(one)
+            writers.append(writer)
+            await until(lambda: len(deployment.router.submissions) == len(writers))
+            behind = one * num_behind
+            writer.write(behind[: len(behind) - cut])
+    await asyncio.sleep(0.02)
+    for index, writer in enumerate(writers):
+        writer.close() if index % 3 else writer.transport.abort()
+    async with asyncio.timeout(PEER_CHECK_S + CANCEL_S):
+        for submission in deployment.router.submissions:
+            await submission.cancelled.wait()
+    await until(lambda: deployment.gateway.serving.num_running == 0)
+    assert len(deployment.router.submissions) == len(writers)
+
+
+async def test_a_client_that_stays_gets_the_answers_of_all_that_waits(
+    deployment: Deployment,
+) -> None:
+    """Also when it takes longer than until somebody looks whether it is there."""
+    replies = [Reply([[97]], delay_s=1.2 * PEER_CHECK_S), Reply([[98]])]
+    deployment.router.reply = lambda request: replies.pop(0)
+    reader, writer = await asyncio.open_connection("127.0.0.1", deployment.port)
+    writer.write(chat_request() * 2)
+    for content in (b"a", b"b"):
+        await asyncio.wait_for(reader.readuntil(b'"content":"%b"' % content), 5)
+    writer.close()
 
 
 async def test_a_client_that_leaves_before_the_first_token(deployment: Deployment) -> None:
