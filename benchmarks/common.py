@@ -44,6 +44,13 @@ def publish(name: str, measure: Callable[[Options], Figures]) -> int:
     return 0
 
 
+def run_in(environment: Mapping[str, str]) -> None:
+    """Starts this process anew where its environment is another: OpenMP looks at its own once,
+    when it is loaded."""
+    if dict(environment) != dict(os.environ):
+        os.execve(sys.executable, sys.orig_argv, dict(environment))
+
+
 def show(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 

@@ -21,7 +21,7 @@ from statistics import median
 
 import torch
 
-from benchmarks.common import Options, publish, show
+from benchmarks.common import Options, publish, run_in, show
 from benchmarks.deployment import demo_model, deployment
 from benchmarks.floors import LlamaWork, Machine
 from benchmarks.footprint import resident_bytes
@@ -34,6 +34,7 @@ from paceline.engine.pools import allocate_pools, pool_memory
 from paceline.kernels import native
 from paceline.models.loader import load_model
 from paceline.worker.config import WorkerConfig
+from paceline.worker.rank_process import rank_environment
 
 NUM_THREADS = 2
 BATCHES = (1, 8, 32)
@@ -186,6 +187,7 @@ def ratios(
 
 
 def main() -> int:
+    run_in(rank_environment(os.environ))  # else threads of torch spin where ours should compute
     return publish("engine_cpu", measure)
 
 

@@ -14,6 +14,7 @@ INTERPRETERS = {
     "dynamo_radix": "PACELINE_PEER_DYNAMO",
 }
 TIMEOUT_S = 1800.0
+RANK_THREADS = "GOMP_SPINCOUNT"  # what a rank sets for itself (common.run_in); not for peers
 
 
 def peer_figures(name: str, *arguments: str) -> dict[str, float]:
@@ -27,7 +28,11 @@ def peer_figures(name: str, *arguments: str) -> dict[str, float]:
     show(f"peer {name}")
     script = str(SCRIPTS / f"{name}.py")
     done = subprocess.run(
-        [interpreter, script, *arguments], stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S
+        [interpreter, script, *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=TIMEOUT_S,
+        env={key: value for key, value in os.environ.items() if key != RANK_THREADS},
     )
     if done.returncode:
         raise SystemExit(f"peer {name} failed with status {done.returncode}")

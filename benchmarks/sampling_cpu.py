@@ -7,6 +7,7 @@ a logits processor, all filters, 20 logprobs), with a temperature alone (`random
 (`greedy_ms`). Medians; `ratio` is sampler_ms / decode_step_ms.
 """
 
+import os
 import random
 import statistics
 import sys
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import Options, publish, show
+from benchmarks.common import Options, publish, run_in, show
 from benchmarks.deployment import demo_model
 from paceline.core.sampling import LogitsProcessorCall, SamplingParams
 from paceline.engine.config import EngineConfig
@@ -26,6 +27,7 @@ from paceline.engine.messages import Cancel, Emission, RequestSpec, Submit
 from paceline.engine.pools import allocate_pools, pool_memory
 from paceline.models.base import ForwardBatch, Model
 from paceline.models.loader import load_model
+from paceline.worker.rank_process import rank_environment
 
 NUM_THREADS = 2
 BATCH = 32
@@ -126,6 +128,7 @@ def measure(options: Options) -> dict[str, float]:
 
 
 def main() -> int:
+    run_in(rank_environment(os.environ))  # else threads of torch spin where ours should compute
     return publish("sampling_cpu", measure)
 
 

@@ -129,7 +129,7 @@ async def _spawn(
         pool_address=link.pool_address,
     )
     process = await asyncio.create_subprocess_exec(
-        *_COMMAND, stdin=asyncio.subprocess.PIPE, pass_fds=(fd,), env=_environment(os.environ)
+        *_COMMAND, stdin=asyncio.subprocess.PIPE, pass_fds=(fd,), env=rank_environment(os.environ)
     )
     assert process.stdin is not None
     process.stdin.write(msgspec.msgpack.encode(message))
@@ -137,7 +137,7 @@ async def _spawn(
     return process
 
 
-def _environment(given: Mapping[str, str]) -> dict[str, str]:
+def rank_environment(given: Mapping[str, str]) -> dict[str, str]:
     """Of a rank: threads that wait for each other spin for a while only, unless it is set."""
     settings = dict(given)
     if "OMP_WAIT_POLICY" not in given:
