@@ -1,6 +1,7 @@
 """Process of the router: signals in, exit code out."""
 
 import asyncio
+import gc
 import signal
 from collections.abc import Coroutine
 from typing import Any
@@ -30,6 +31,7 @@ async def serve(config: RouterConfig) -> int:
     router = Router(config)
     try:
         await router.start()
+        gc.freeze()  # what start-up made stays: no need to look at it again
         await _first(signals.get(), router.failed())
         failed = router.failure()
         log.info("draining", in_flight=router.coordinator.num_in_flight, exc_info=failed)

@@ -1,6 +1,7 @@
 """Runs a front process until SIGTERM or SIGINT; what both roles' main modules call."""
 
 import asyncio
+import gc
 import signal
 import sys
 
@@ -25,6 +26,7 @@ def run(config: WorkerConfig, side: Side) -> int:
 
 async def _serve(config: WorkerConfig, side: Side) -> None:
     front = Front(config, side)  # within the loop that its server will run on
+    gc.freeze()  # what start-up made stays: no need to look at it again
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

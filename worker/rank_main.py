@@ -5,6 +5,7 @@ thread steps and sleeps when there is nothing to do; one takes commands, one ans
 """
 
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -280,6 +281,7 @@ def main() -> int:
     loop = StepLoop(engine, outbox)
     start(answer_pool_calls, context, config.pool_address, engine)
     start(take_commands, context, config.command_address, engine, links, loop)
+    gc.freeze()  # else a step waits 80 ms, now and then, while modules are looked through
     outbox.send(READY, describe(loaded, engine, links))
     with torch.inference_mode():
         loop.run()
