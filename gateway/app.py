@@ -17,6 +17,7 @@ from paceline.gateway import chat, completions, tokenize
 from paceline.gateway.endpoint import Endpoint, GeneratingEndpoint, JsonEndpoint
 from paceline.gateway.errors import body_of, http_error
 from paceline.gateway.guard import Guard
+from paceline.gateway.openapi import document
 from paceline.gateway.serving import NO_DECODE_WORKER, Serving
 from paceline.v1.control_pb2 import ModelInfo
 
@@ -39,6 +40,7 @@ def make_app(serving: Serving) -> Starlette:
         *(Route(path, endpoint, methods=["POST"]) for path, endpoint in posts.items()),
         Route("/v1/models", pages.models),
         Route("/v1/models/{name:path}", pages.model),
+        Route("/openapi.json", pages.openapi),
         Route("/livez", pages.livez),
         Route("/readyz", pages.readyz),
         Route("/metrics", pages.metrics),
@@ -57,6 +59,7 @@ class Pages:
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
         self._created = int(time.time())
+        self._openapi = orjson.dumps(document(serving.config))
 
     async def models(self, request: Request) -> Response:
         data = [self._describe(model) for model in self._serving.models()]
@@ -71,6 +74,9 @@ class Pages:
         except PacelineError as error:
             answer = http_error(error)
             return Response(answer.body, answer.status, answer.headers, "application/json")
+
+    async def openapi(self, request: Request) -> Response:
+        return Response(self._openapi, media_type="application/json")
 
     async def livez(self, request: Request) -> Response:
         return PlainTextResponse("ok\n")

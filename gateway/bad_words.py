@@ -3,10 +3,8 @@
 from collections.abc import Sequence
 
 from paceline.core.errors import InvalidRequest
-from paceline.core.sampling import MAX_BAD_WORDS
+from paceline.core.sampling import MAX_BAD_WORDS, MAX_WORD_CHARS
 from paceline.gateway.tokenizer import TextModel
-
-MAX_WORD_CHARS = 256
 
 
 def check_bad_words(words: Sequence[str]) -> None:

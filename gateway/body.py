@@ -65,9 +65,14 @@ def decode(decoder: "msgspec.json.Decoder[R]", body: bytes) -> R:
         raise _invalid_body("is nested too deeply") from None
     for name, neutral in request.neutral.items():
         value = getattr(request, name)
-        if value is not None and value not in neutral:
+        if value is not None and not any(_is_same(value, allowed) for allowed in neutral):
             raise InvalidRequest(name, value, "is not supported")
     return request
+
+
+def _is_same(value: object, allowed: object) -> bool:
+    """As JSON has it: false is no number."""
+    return value == allowed and isinstance(value, bool) == isinstance(allowed, bool)
 
 
 def _check_length(scope: Scope, max_bytes: int) -> None:

@@ -292,7 +292,10 @@ def _head_too_large(limit: str) -> Refusal:
 
 def _answer(refusal: Refusal) -> Response:
     body = body_of(refusal.status, refusal.message, None, refusal.code.value)
-    return Response(body, refusal.status, {"connection": "close"}, "application/json")
+    headers = {"connection": "close"}
+    if refusal.status == HTTPStatus.SERVICE_UNAVAILABLE:
+        headers["retry-after"] = "1"
+    return Response(body, refusal.status, headers, "application/json")
 
 
 def _raw(answer: Response) -> bytes:

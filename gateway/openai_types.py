@@ -9,8 +9,39 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
+from paceline.core.sampling import (
+    MAX_BAD_WORDS,
+    MAX_BIAS,
+    MAX_BIASES,
+    MAX_CHOICES,
+    MAX_PENALTY,
+    MAX_PROCESSORS,
+    MAX_STOP_CHARS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_TOP_LOGPROBS,
+    MAX_WORD_CHARS,
+)
+from paceline.gateway.tenants import MAX_CACHE_SALT_CHARS
+
+SAYS = "says"
+
+
+def says(**schema: Any) -> msgspec.Meta:
+    """What the OpenAPI document tells of a field beside its type: such bounds are not the
+    decoder's to check. msgspec keeps its own keywords, so openapi.py puts these in their place."""
+    return msgspec.Meta(extra_json_schema={SAYS: schema})
+
+
 # Longer ones of JSON have no use here, and Python prints none of more than 4300 digits.
 Integer = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_TOKEN_ID = {"type": "integer", "minimum": 0}
+TokenId = Annotated[Integer, says(minimum=0)]
+Count = Annotated[Integer, says(minimum=0, maximum=MAX_TOP_LOGPROBS)]  # of log probabilities
+Penalty = Annotated[float, says(minimum=-MAX_PENALTY, maximum=MAX_PENALTY)]
+Share = Annotated[float, says(exclusiveMinimum=0, maximum=1)]  # of a distribution
+Bias = Annotated[float, says(minimum=-MAX_BIAS, maximum=MAX_BIAS)]
+StopText = Annotated[str, says(minLength=1, maxLength=MAX_STOP_CHARS)]
+BadWord = Annotated[str, says(minLength=1, maxLength=MAX_WORD_CHARS)]
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
@@ -47,6 +78,17 @@ class StreamOptions(msgspec.Struct):
     include_obfuscation: bool | None = None
 
 
+_PARTS = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "type": "object",
+        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+        "required": ["type", "text"],
+    },
+}
+
+
 class ContentPart(msgspec.Struct):
     """A part of a message; only type "text" is served."""
 
@@ -55,8 +97,10 @@ class ContentPart(msgspec.Struct):
 
 
 class ChatMessage(msgspec.Struct):
-    role: Role
-    content: str | list[ContentPart] | None = None
+    role: Annotated[Role, says(enum=["system", "developer", "user", "assistant"])]
+    content: Annotated[str | list[ContentPart] | None, says(anyOf=[{"type": "string"}, _PARTS])] = (
+        None
+    )
     name: str | None = None
     tool_calls: Any = None
     function_call: Any = None
@@ -98,7 +142,9 @@ class LogitsProcessorField(msgspec.Struct, forbid_unknown_fields=True):
     """One that the operator registered, with arguments of its own."""
 
     name: str
-    arguments: msgspec.Raw = msgspec.Raw(b"{}")
+    arguments: Annotated[msgspec.Raw, says(type="object")] = msgspec.field(
+        default_factory=lambda: msgspec.Raw(b"{}")
+    )
 
 
 class SamplingFields(_Unsupported, kw_only=True):
@@ -107,50 +153,76 @@ class SamplingFields(_Unsupported, kw_only=True):
     model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Integer | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    seed: int | None = None  # with or without a sign
-    stop: str | list[str] | None = None
-    max_tokens: Integer | None = None
-    logit_bias: dict[Integer, float] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    top_k: Integer | None = None
-    min_tokens: Integer | None = None
+    n: Annotated[Integer, says(minimum=1, maximum=MAX_CHOICES)] | None = None
+    temperature: Annotated[float, says(minimum=0, maximum=100)] | None = None
+    top_p: Share | None = None
+    seed: Annotated[int, says(minimum=-(2**63), maximum=2**64 - 1)] | None = None
+    stop: StopText | list[StopText] | None = None
+    max_tokens: Annotated[Integer, says(minimum=0)] | None = None
+    logit_bias: (
+        Annotated[
+            dict[Integer, Bias],
+            says(maxProperties=MAX_BIASES, propertyNames={"pattern": "^(0|[1-9][0-9]*)$"}),
+        ]
+        | None
+    ) = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    top_k: Annotated[Integer, says(minimum=-1)] | None = None
+    min_tokens: Annotated[Integer, says(minimum=0)] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    stop_token_ids: list[Integer] | None = None
-    priority: Integer | None = None
-    cache_salt: str | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    repetition_penalty: float | None = None
-    bad_words: list[str] | None = None
-    prompt_logprobs: Integer | None = None
-    logits_processors: list[str | LogitsProcessorField] | None = None
+    stop_token_ids: Annotated[list[TokenId], says(maxItems=MAX_STOP_TOKEN_IDS)] | None = None
+    priority: Annotated[Integer, says(minimum=-(2**31), maximum=2**31 - 1)] | None = None
+    cache_salt: Annotated[str, says(minLength=1, maxLength=MAX_CACHE_SALT_CHARS)] | None = None
+    min_p: Annotated[float, says(minimum=0, maximum=1)] | None = None
+    typical_p: Share | None = None
+    repetition_penalty: Annotated[float, says(minimum=1e-6, maximum=1e6)] | None = None
+    bad_words: Annotated[list[BadWord], says(maxItems=MAX_BAD_WORDS)] | None = None
+    prompt_logprobs: Count | None = None
+    logits_processors: (
+        Annotated[list[str | LogitsProcessorField], says(maxItems=MAX_PROCESSORS)] | None
+    ) = None
 
 
 class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+    """Messages go through the model's chat template."""
+
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = CHAT_NEUTRAL
 
     best_of: Any = None
     echo: Any = None
-    messages: list[ChatMessage]
-    max_completion_tokens: Integer | None = None
+    messages: Annotated[list[ChatMessage], says(minItems=1)]
+    max_completion_tokens: Annotated[Integer, says(minimum=1)] | None = None
     logprobs: bool | None = None
-    top_logprobs: Integer | None = None
+    top_logprobs: Count | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
 
 
 class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
-    prompt: str | list[str | Integer | list[Integer]]
-    logprobs: Integer | None = None
+    """A text, token ids, or several of either."""
+
+    prompt: Annotated[
+        str | list[str | Integer | list[Integer]],
+        says(
+            anyOf=[
+                {"type": "string", "minLength": 1},
+                {"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}},
+                {"type": "array", "minItems": 1, "items": _TOKEN_ID},
+                {
+                    "type": "array",
+                    "minItems": 1,
+                    "items": {"type": "array", "minItems": 1, "items": _TOKEN_ID},
+                },
+            ]
+        ),
+    ]
+    logprobs: Count | None = None
     echo: bool | None = None
-    best_of: Integer | None = None
+    best_of: Annotated[Integer, says(minimum=1, maximum=MAX_CHOICES)] | None = None
     add_special_tokens: bool | None = None
 
 
@@ -159,7 +231,7 @@ class TokenizeRequest(Body, kw_only=True, forbid_unknown_fields=True):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = None
+    messages: Annotated[list[ChatMessage], says(minItems=1)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
@@ -167,5 +239,5 @@ class TokenizeRequest(Body, kw_only=True, forbid_unknown_fields=True):
 
 
 class DetokenizeRequest(Body, kw_only=True, forbid_unknown_fields=True):
-    tokens: list[Integer]
+    tokens: list[TokenId]
     model: str | None = None

@@ -4,12 +4,11 @@ import secrets
 from dataclasses import dataclass
 
 from paceline.core.errors import InvalidRequest
-from paceline.core.sampling import LogitsProcessorCall, SamplingParams
+from paceline.core.sampling import MAX_STOP_CHARS, LogitsProcessorCall, SamplingParams
 from paceline.gateway.bad_words import check_bad_words
 from paceline.gateway.stop_strings import StopAutomaton
 from paceline.v1.control_pb2 import ModelInfo
 
-MAX_STOP_CHARS = 1024
 _INT32 = 2**31
 
 

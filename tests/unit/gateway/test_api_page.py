@@ -12,7 +12,6 @@ import pytest
 
 from paceline.core import sampling
 from paceline.core.sampling import SamplingParams
-from paceline.gateway.bad_words import MAX_WORD_CHARS
 from paceline.gateway.completions import DEFAULT_MAX_TOKENS
 from paceline.gateway.config import GatewayConfig
 from paceline.gateway.http_limits import MAX_HEAD_BYTES
@@ -23,7 +22,6 @@ from paceline.gateway.openai_types import (
     CompletionRequest,
     _Ignored,
 )
-from paceline.gateway.sampling_intake import MAX_STOP_CHARS
 from paceline.router.config import RouterConfig
 from paceline.v1.generate_pb2 import GenerateRequest
 from tests.support.gateway_deployment import Deployment
@@ -94,10 +92,10 @@ def test_bounds_are_those_of_the_code() -> None:
         f"1 to {sampling.MAX_CHOICES}; with several prompts {sampling.MAX_CHOICES} choices",
         f"-{sampling.MAX_PENALTY:g} to {sampling.MAX_PENALTY:g}",
         f"at most {sampling.MAX_BIASES} token ids, -{sampling.MAX_BIAS:g} to {sampling.MAX_BIAS:g}",
-        f"at most {sampling.MAX_BAD_WORDS} words of 1 to {MAX_WORD_CHARS} characters",
+        f"at most {sampling.MAX_BAD_WORDS} words of 1 to {sampling.MAX_WORD_CHARS} characters",
         f"at most {sampling.MAX_BAD_WORD_TOKENS} tokens",
         f"at most {sampling.MAX_PROCESSORS} that the operator registered",
-        f"of 1 to {MAX_STOP_CHARS} characters",
+        f"of 1 to {sampling.MAX_STOP_CHARS} characters",
         f"at most {sampling.MAX_STOP_TOKEN_IDS} |",
         f"0 to {sampling.MAX_TOP_LOGPROBS}",
     )

@@ -55,6 +55,13 @@ CASES: dict[str, tuple[str, bytes, str | None, str]] = {
     "prompt beyond the context": (COMPLETIONS, complete(prompt=TOO_LONG), "prompt", "context"),
     "echo of a chat": (CHAT, chat(echo=True), "echo", "is not supported"),
     "suffix": (COMPLETIONS, complete(suffix="x"), "suffix", "is not supported"),
+    "no beam search": (
+        COMPLETIONS,
+        complete(use_beam_search=0),
+        "use_beam_search",
+        "is not supported",
+    ),
+    "no length penalty": (CHAT, chat(length_penalty=True), "length_penalty", "is not supported"),
     "best_of of a chat": (CHAT, chat(best_of=2), "best_of", "is not supported"),
     "best_of below n": (COMPLETIONS, complete(best_of=2, n=3), "best_of", "between n, which is 3"),
     "best_of 129": (COMPLETIONS, complete(best_of=129), "best_of", "and 128"),
