@@ -1,6 +1,6 @@
 # All commands work in .venv, which they make. `make` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help venv install up test test-slow soak check bench proto clean
+.PHONY: help venv install up test test-slow soak check bench proto images clean
 
 BIN := .venv/bin
 SOURCES := pyproject.toml constraints.txt core/_native.c router/_native.c $(wildcard kernels/_native*.[ch])
@@ -39,15 +39,18 @@ bench: venv ## quick form of every benchmark, as a table
 proto: venv ## generate src/paceline/v1 from proto/
 	scripts/proto.sh
 
+images: ## build the three container images; IMAGE=registry.example/paceline
+	scripts/images.sh $(or $(IMAGE),paceline)
+
 clean: ## remove .venv, caches and built files
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	rm -rf src/*.egg-info core/_native.*.so router/_native.*.so kernels/_native.*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.installed: $(SOURCES)
-	@scripts/install.sh demo,embedded
+	@scripts/install.sh engine,demo,embedded
 	@touch $@
 
 .venv/.installed-dev: $(SOURCES)
-	@scripts/install.sh demo,embedded,nixl,dev
+	@scripts/install.sh engine,demo,embedded,nixl,dev
 	@touch .venv/.installed $@

@@ -2,23 +2,66 @@
 {{ .Release.Name | trunc 40 | trimSuffix "-" }}
 {{- end }}
 
+{{/* What selects the pods of a component. A Deployment's selector cannot change: neither can this. */}}
 {{- define "paceline.labels" -}}
 app.kubernetes.io/name: paceline
 app.kubernetes.io/instance: {{ .root.Release.Name }}
-app.kubernetes.io/component: {{ .component }}
+{{- with .component }}
+app.kubernetes.io/component: {{ . }}
+{{- end }}
 {{- end }}
 
+{{- define "paceline.metadata" -}}
+name: {{ .name }}
+labels: {{- include "paceline.labels" . | nindent 2 }}
+  app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+  app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+  helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
+{{- end }}
+
+{{- define "paceline.podLabels" -}}
+{{ include "paceline.labels" . }}
+paceline/role: {{ .role }}
+{{- end }}
+
+{{/* `target` of deploy/docker/Dockerfile: front, cpu or cuda. */}}
 {{- define "paceline.image" -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- $image := .root.Values.image }}
+{{- $digest := get $image.digests .target }}
+{{- if $digest }}
+{{- printf "%s@%s" $image.repository $digest }}
+{{- else }}
+{{- printf "%s:%s-%s" $image.repository ($image.tag | default .root.Chart.AppVersion) .target }}
+{{- end }}
 {{- end }}
 
 {{- define "paceline.secret" -}}
 {{ .Values.secret.existing | default (include "paceline.name" .) }}
 {{- end }}
 
+{{- define "paceline.serviceAccount" -}}
+{{ .Values.serviceAccount.name | default (include "paceline.name" .) }}
+{{- end }}
+
 {{/* Helm keeps numbers as floats: 2097152, not 2.097152e+06. */}}
 {{- define "paceline.text" -}}
-{{- if and (kindIs "float64" .) (eq (float64 (int64 .)) .) }}{{ int64 . }}{{ else }}{{ . }}{{ end }}
+{{- if kindIs "slice" . }}{{ join "," . }}
+{{- else if and (kindIs "float64" .) (eq (float64 (int64 .)) .) }}{{ int64 . }}
+{{- else }}{{ . }}{{ end }}
+{{- end }}
+
+{{/* The second map over the first, as JSON: also where it says 0, false or "". */}}
+{{- define "paceline.overlay" -}}
+{{- $out := deepCopy (index . 0) }}
+{{- range $key, $value := index . 1 }}
+{{- $below := get $out $key }}
+{{- $isOpen := has $key (list "volume" "tierVolume" "affinity" "nodeSelector") }}
+{{- if and (kindIs "map" $value) (kindIs "map" $below) (not $isOpen) }}
+{{- $value = include "paceline.overlay" (list $below $value) | fromJson }}
+{{- end }}
+{{- $_ := set $out $key $value }}
+{{- end }}
+{{- toJson $out }}
 {{- end }}
 
 {{/* Environment of a service: the deployment's secret, then `settings` by their variables' names. */}}
@@ -34,25 +77,58 @@ app.kubernetes.io/component: {{ .component }}
 
 {{/* Redis: the password comes before the URL that names it. */}}
 {{- define "paceline.redis" -}}
-{{- if .root.Values.redis.url }}
-- name: {{ .prefix }}REDIS_URL
-  value: {{ .root.Values.redis.url | quote }}
-{{- else }}
+{{- $external := .root.Values.redis.external }}
+{{- $secret := include "paceline.secret" .root }}
+{{- $key := "redis-password" }}
+{{- if $external.host }}
+{{- $secret = $external.passwordSecret }}
+{{- $key = "password" }}
+{{- end }}
+{{- if $secret }}
 - name: REDIS_PASSWORD
   valueFrom:
-    secretKeyRef: {name: {{ include "paceline.secret" .root }}, key: redis-password}
+    secretKeyRef: {name: {{ $secret }}, key: {{ $key }}}
+{{- end }}
 - name: {{ .prefix }}REDIS_URL
-  value: redis://:$(REDIS_PASSWORD)@{{ include "paceline.name" .root }}-redis:6379
+  value: {{ include "paceline.redisUrl" (dict "root" .root "hasPassword" (not (empty $secret))) }}
+{{- end }}
+
+{{- define "paceline.redisUrl" -}}
+{{- $external := .root.Values.redis.external }}
+{{- $login := ternary ":$(REDIS_PASSWORD)@" "" .hasPassword }}
+{{- if $external.host }}
+{{- $scheme := ternary "rediss" "redis" $external.tls }}
+{{- $query := ternary "?ssl_ca_certs=/etc/paceline/redis/ca.crt" "" (and $external.tls (not (empty $external.caSecret))) }}
+{{- printf "%s://%s%s%s:%d/%d%s" $scheme $external.username $login $external.host (int $external.port) (int $external.database) $query }}
+{{- else }}
+{{- printf "redis://%s%s-redis:6379" $login (include "paceline.name" .root) }}
 {{- end }}
 {{- end }}
 
-{{/* Liveness begins when the startup probe has passed: its budget is the whole loading time. */}}
+{{- define "paceline.redisMount" -}}
+{{- with .Values.redis.external }}
+{{- if and .host .tls .caSecret }}
+- {name: redis-ca, mountPath: /etc/paceline/redis, readOnly: true}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "paceline.redisVolume" -}}
+{{- with .Values.redis.external }}
+{{- if and .host .tls .caSecret }}
+- name: redis-ca
+  secret: {secretName: {{ .caSecret }}}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Liveness begins when the startup probe has passed: its budget is the whole starting time. */}}
 {{- define "paceline.probes" -}}
 startupProbe:
-  httpGet: {path: /readyz, port: {{ .port }}}
+  httpGet: {path: {{ .startup }}, port: {{ .port }}}
   periodSeconds: 5
   timeoutSeconds: 3
-  failureThreshold: {{ div (add .loadSeconds 4) 5 }}
+  failureThreshold: {{ div (add .startSeconds 4) 5 }}
 livenessProbe:
   httpGet: {path: /livez, port: {{ .port }}}
   periodSeconds: 10
@@ -65,13 +141,20 @@ readinessProbe:
   failureThreshold: 2
 {{- end }}
 
+{{/* Front doors serve once they listen; whether there is somebody to serve is for /readyz. */}}
+{{- define "paceline.frontProbes" -}}
+{{- include "paceline.probes" (dict "port" . "startup" "/livez" "startSeconds" 120) }}
+{{- end }}
+
 {{- define "paceline.podSecurity" -}}
 automountServiceAccountToken: false
+enableServiceLinks: false
 securityContext:
   runAsNonRoot: true
   runAsUser: 10001
   runAsGroup: 10001
   fsGroup: 10001
+  fsGroupChangePolicy: OnRootMismatch
   seccompProfile: {type: RuntimeDefault}
 {{- end }}
 
@@ -82,93 +165,69 @@ securityContext:
   capabilities: {drop: [ALL]}
 {{- end }}
 
-{{/* New requests go elsewhere for 5 s before SIGTERM starts the drain. */}}
+{{/* Endpoints forget the pod before SIGTERM starts the drain: new connections go elsewhere. */}}
 {{- define "paceline.preStop" -}}
 lifecycle:
   preStop:
-    sleep: {seconds: 5}
+    exec: {command: [sleep, "5"]} # preStop.sleep is unknown before Kubernetes 1.30
 {{- end }}
 
+{{/* preStop, drain, and time to end what the drain has not. */}}
 {{- define "paceline.grace" -}}
 terminationGracePeriodSeconds: {{ add 5 .drainSeconds 15 }}
 {{- end }}
 
-{{/* A worker of either role: prefill.yaml and decode.yaml. */}}
-{{- define "paceline.worker" -}}
-{{- $values := index .root.Values .role }}
-{{- $name := printf "%s-%s" (include "paceline.name" .root) .role }}
-{{- $labels := include "paceline.labels" (dict "root" .root "component" .role) }}
-{{- $device := ternary "cuda" "cpu" (gt (int $values.gpus) 0) }}
-{{- $pool := ternary 0 $values.poolMib (gt (int $values.gpus) 0) }}
-{{- $settings := dict "host" "0.0.0.0" "port" 9200 "probe_port" 9201 "device" $device }}
-{{- $settings = merge $settings (dict "model" .root.Values.model.path "pool_mib" $values.poolMib) }}
-{{- $settings = merge $settings (dict "run_dir" "/tmp" "drain_timeout_s" $values.drainSeconds) }}
-{{- if .root.Values.model.name }}
-{{- $settings = merge $settings (dict "model_name" .root.Values.model.name) }}
+{{- define "paceline.strategy" -}}
+strategy:
+  type: RollingUpdate
+  rollingUpdate: {maxSurge: {{ .strategy.maxSurge }}, maxUnavailable: {{ .strategy.maxUnavailable }}}
 {{- end }}
-{{- $settings = merge (deepCopy $values.settings) $settings }}
-apiVersion: apps/v1
-kind: Deployment
-metadata:
-  name: {{ $name }}
-  labels: {{- $labels | nindent 4 }}
-spec:
-  replicas: {{ $values.replicas }}
-  selector:
-    matchLabels: {{- $labels | nindent 6 }}
-  template:
-    metadata:
-      labels: {{- $labels | nindent 8 }}
-    spec:
-      {{- include "paceline.podSecurity" . | nindent 6 }}
-      {{- include "paceline.grace" $values | nindent 6 }}
-      {{- with $values.nodeSelector }}
-      nodeSelector: {{- toYaml . | nindent 8 }}
-      {{- end }}
-      {{- with $values.tolerations }}
-      tolerations: {{- toYaml . | nindent 8 }}
-      {{- end }}
-      containers:
-        - name: {{ .role }}
-          image: {{ include "paceline.image" .root }}
-          imagePullPolicy: {{ .root.Values.image.pullPolicy }}
-          args: [{{ .role }}]
-          env:
-            - name: PACELINE_WORKER_WORKER_ID
-              valueFrom:
-                fieldRef: {fieldPath: metadata.name}
-            - name: PACELINE_WORKER_ADVERTISE_HOST
-              valueFrom:
-                fieldRef: {fieldPath: status.podIP}
-            - {name: HOME, value: /tmp} # caches of compiled kernels; the root is read-only
-            {{- $context := dict "root" .root "prefix" "PACELINE_WORKER_" "settings" $settings }}
-            {{- include "paceline.environment" $context | nindent 12 }}
-            {{- include "paceline.redis" $context | nindent 12 }}
-          ports:
-            - {name: grpc, containerPort: 9200}
-            - {name: probes, containerPort: 9201}
-          {{- $probes := dict "port" "probes" "loadSeconds" $values.loadSeconds }}
-          {{- include "paceline.probes" $probes | nindent 10 }}
-          {{- include "paceline.preStop" . | nindent 10 }}
-          {{- include "paceline.containerSecurity" . | nindent 10 }}
-          resources:
-            requests:
-              cpu: {{ $values.cpu | quote }}
-              memory: {{ add $values.memoryMib $pool $values.shmMib }}Mi
-            limits:
-              memory: {{ add $values.memoryMib $pool $values.shmMib }}Mi
-              {{- if $values.gpus }}
-              nvidia.com/gpu: {{ $values.gpus }}
-              {{- end }}
-          volumeMounts:
-            - {name: models, mountPath: /models, readOnly: true}
-            - {name: shm, mountPath: /dev/shm}
-            - {name: tmp, mountPath: /tmp}
-      volumes:
-        - name: models
-          {{- toYaml .root.Values.model.volume | nindent 10 }}
-        - name: shm
-          emptyDir: {medium: Memory, sizeLimit: {{ $values.shmMib }}Mi}
-        - name: tmp
-          emptyDir: {sizeLimit: 256Mi}
+
+{{/* Where pods run. `spread` selects those that are spread. */}}
+{{- define "paceline.placement" -}}
+serviceAccountName: {{ include "paceline.serviceAccount" .root }}
+{{- with .root.Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- with .values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .values.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- $soft := dict "maxSkew" 1 "topologyKey" "kubernetes.io/hostname" "whenUnsatisfiable" "ScheduleAnyway" }}
+topologySpreadConstraints:
+  {{- range .values.topologySpread | default (list $soft) }}
+  - {{- toYaml . | nindent 4 }}
+    labelSelector:
+      matchLabels: {{- $.spread | nindent 8 }}
+  {{- end }}
+{{- end }}
+
+{{/* Pods restart when what they read at their start has changed. */}}
+{{- define "paceline.annotations" -}}
+{{- $all := dict }}
+{{- range $key, $value := .values.podAnnotations }}
+{{- $_ := set $all $key $value }}
+{{- end }}
+{{- range $key, $value := .more | default dict }}
+{{- $_ := set $all $key $value }}
+{{- end }}
+{{- with $all }}
+annotations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* One Deployment and Service a router: gateways go to them in this order. */}}
+{{- define "paceline.routerComponent" -}}
+{{ ternary "router" (printf "router-%d" (add1 .)) (eq (int .) 0) }}
 {{- end }}
