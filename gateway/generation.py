@@ -16,7 +16,7 @@ from paceline.gateway.mailbox import Mailbox, leave
 from paceline.gateway.metrics import ModelMetrics, now_s
 from paceline.gateway.prompt_logprobs import PartOrder
 from paceline.gateway.rate_limits import Meter
-from paceline.gateway.router_client import RouterClient
+from paceline.gateway.router import Router
 from paceline.gateway.statistics import RequestTimes
 from paceline.gateway.tokenizer import TextModel
 from paceline.v1.common_pb2 import Emission
@@ -42,7 +42,7 @@ class Generation:
 
     def __init__(
         self,
-        router: RouterClient,
+        router: Router,
         text: TextModel,
         metrics: ModelMetrics,
         meter: Meter,

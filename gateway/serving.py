@@ -15,6 +15,7 @@ from paceline.gateway.http_limits import http_limits
 from paceline.gateway.mailbox import Mailbox
 from paceline.gateway.metrics import GatewayMetrics, now_s
 from paceline.gateway.prompts import Prompts
+from paceline.gateway.router import Router
 from paceline.gateway.router_client import RouterClient
 from paceline.gateway.tenants import Tenant
 from paceline.gateway.tokenizer import TextModel
@@ -26,9 +27,11 @@ _RETRY_AFTER_S = 1.0
 
 
 class Serving:
-    """Created once a process. Raises ConfigError if the model directory cannot be served."""
+    """Created once a process. Raises ConfigError if the model directory cannot be served.
 
-    def __init__(self, config: GatewayConfig) -> None:
+    `router`: None makes a client of those that the configuration names."""
+
+    def __init__(self, config: GatewayConfig, router: Router | None = None) -> None:
         self.config = config
         self.http_limits = http_limits(config)
         self.text = TextModel(config)
@@ -37,7 +40,7 @@ class Serving:
         self.authentication = Authentication(
             config.api_keys, config.secret, self.metrics.key_file_valid
         )
-        self.router = RouterClient(config, self._changed)
+        self.router: Router = router or RouterClient(config, self._changed)
         self.is_draining = False
         self.on_change: Callable[[], None] = lambda: None
         self.num_running = 0

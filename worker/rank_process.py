@@ -105,9 +105,25 @@ async def _open_pool(fd: int) -> memoryview | None:
 async def _spawn(
     config: WorkerConfig, fd: int, link: RankLink, incarnation: Incarnation
 ) -> asyncio.subprocess.Process:
+    addresses = (link.command_address, link.step_address, link.pool_address)
+    message = rank_config(config, fd, incarnation, addresses)
+    process = await asyncio.create_subprocess_exec(
+        *_COMMAND, stdin=asyncio.subprocess.PIPE, pass_fds=(fd,), env=rank_environment(os.environ)
+    )
+    assert process.stdin is not None
+    process.stdin.write(msgspec.msgpack.encode(message))
+    process.stdin.close()
+    return process
+
+
+def rank_config(
+    config: WorkerConfig, fd: int, incarnation: str, addresses: tuple[str, str, str]
+) -> RankConfig:
+    """`addresses`: where commands come from, steps go to, and the pool is asked."""
     on_device = config.device != "cpu"
     names = registry.names_of(config.transports, on_device=on_device)
-    message = RankConfig(
+    command_address, step_address, pool_address = addresses
+    return RankConfig(
         parent_pid=os.getpid(),
         model=config.model,
         device=config.device,
@@ -124,17 +140,10 @@ async def _spawn(
         num_threads=config.num_threads,
         max_waiting=config.max_slots,
         max_pinned_share=config.max_pinned_share,
-        command_address=link.command_address,
-        step_address=link.step_address,
-        pool_address=link.pool_address,
+        command_address=command_address,
+        step_address=step_address,
+        pool_address=pool_address,
     )
-    process = await asyncio.create_subprocess_exec(
-        *_COMMAND, stdin=asyncio.subprocess.PIPE, pass_fds=(fd,), env=rank_environment(os.environ)
-    )
-    assert process.stdin is not None
-    process.stdin.write(msgspec.msgpack.encode(message))
-    process.stdin.close()
-    return process
 
 
 def rank_environment(given: Mapping[str, str]) -> dict[str, str]:

@@ -25,9 +25,11 @@ from benchmarks.deployment import (
 )
 from benchmarks.loadgen import Call, send, send_all
 from paceline.cli.cluster import Cluster
+from paceline.client import Client, Options
 from paceline.core import metrics as names
 from paceline.core.errors import InvalidRequest
 from paceline.core.sampling import LogitsProcessorCall
+from paceline.offline import LLM
 from paceline.rpc.status import error_of
 from paceline.v1.common_pb2 import LogitsProcessor, TokenIds
 from paceline.v1.generate_pb2 import GenerateRequest
@@ -96,6 +98,15 @@ def test_choices_and_seed(split: Split, model: Path, alone: Alone) -> None:
     assert [first.token_ids(i) for i in range(3)] == expected
     assert [again.token_ids(i) for i in range(3)] == expected
     assert len({tuple(tokens) for tokens in expected}) == 3
+
+
+def test_an_engine_in_the_own_process_says_the_same(split: Split, model: Path) -> None:
+    prompts = [prompt(n, salt=30 + n) for n in (5, 40, 70)]
+    options: Options = {"temperature": 1.1, "seed": 3, "n": 2, "max_tokens": 10, "logprobs": 2}
+    with Client(split.cluster.grpc_endpoint) as client:
+        served = [client.generate(ids, **options) for ids in prompts]
+    with LLM(model, pool_mib=16, num_threads=1) as llm:
+        assert llm.generate(prompts, **options) == served
 
 
 def test_every_option_of_sampling(split: Split, model: Path, alone: Alone) -> None:

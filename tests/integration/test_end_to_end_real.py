@@ -10,6 +10,8 @@ from benchmarks import greedy_exact
 from benchmarks.common import Options
 from benchmarks.deployment import demo_model, deployment
 from paceline.cli.cluster import Cluster
+from paceline.client import Client
+from paceline.offline import LLM
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -40,6 +42,18 @@ def test_it_knows_the_capital_of_france(client: OpenAI, model: Path) -> None:
     assert answer.choices[0].message.content == "The capital of France is Paris."
     assert answer.choices[0].finish_reason == "stop"
     assert answer.usage and answer.usage.completion_tokens == 8
+
+
+def test_an_engine_in_the_own_process_knows_it_too(cluster: Cluster, model: Path) -> None:
+    poem = [{"role": "user", "content": "Write a short poem about the sea."}]
+    with LLM(model) as llm:
+        answers = llm.chat([QUESTION, poem] * 4, temperature=0, max_tokens=32)
+        ours = llm.generate(["The sea is"], temperature=0, max_tokens=32)
+    with Client(cluster.grpc_endpoint) as client:
+        served = client.generate("The sea is", temperature=0, max_tokens=32)
+    assert [a.text for a in answers[::2]] == ["The capital of France is Paris."] * 4
+    assert len({a.text for a in answers[1::2]}) == 1
+    assert ours[0].choices == served.choices
 
 
 def test_a_stream_of_the_openai_client_says_the_same(client: OpenAI, model: Path) -> None:

@@ -1,0 +1,213 @@
+"""`LLM`: lists of prompts in, results out, as the servers would answer them.
+
+    caller's thread          event loop, in a thread            engine, in another
+    generate, chat  ──────►  checks, tokens ──► LocalRouter ──► batches of all prompts
+                    ◄──────  results ◄── text, stop strings ◄── tokens
+
+Everything but the way between gateway and engine is what a deployment runs.
+"""
+
+import asyncio
+import os
+import secrets
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+import msgspec
+
+from paceline.client.options import Options, request_of
+from paceline.client.result import Collector, Result
+from paceline.core.errors import InvalidRequest
+from paceline.engine.engine import Engine
+from paceline.gateway.config import GatewayConfig
+from paceline.gateway.deadline import Deadline
+from paceline.gateway.generate_call import responses
+from paceline.gateway.messages import chat_of
+from paceline.gateway.openai_types import ChatMessage, TokenizeRequest
+from paceline.gateway.serving import Serving
+from paceline.kv_transfer.pool_memory import new_pool_file
+from paceline.models.loader import LoadedModel
+from paceline.offline.local_router import LocalRouter
+from paceline.v1.control_pb2 import ModelInfo
+from paceline.v1.generate_pb2 import GenerateRequest
+from paceline.worker.config import WorkerConfig
+from paceline.worker.rank_main import make_engine
+from paceline.worker.rank_process import rank_config
+
+MAX_AT_ONCE = 256  # requests at the engine; the others wait here
+_UNLIMITED_S = 1e8  # a list has no deadline
+_IN_PROCESS = ("", "", "")  # nobody is spoken to
+
+T = TypeVar("T")
+Message = Mapping[str, Any]  # role, content
+
+
+class LLM:
+    """`model`: a folder with config.json, weights and tokenizer.json. Loads it at once; use it as a
+    context manager, or close it. Threads may share one.
+
+    Raises ConfigError for a model or a setting that cannot work, naming it."""
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        device: str = "cpu",
+        dtype: str = "auto",
+        quantization: str = "auto",
+        pool_mib: int = 512,
+        max_batch_tokens: int = 1024,
+        max_running: int = 64,
+        num_threads: int = 0,
+    ) -> None:
+        """The settings are those of a worker: `paceline decode --help` explains them."""
+        worker = WorkerConfig(
+            model=str(model),
+            secret=secrets.token_hex(32),
+            device=device,
+            dtype=dtype,
+            quantization=quantization,
+            pool_mib=pool_mib,
+            max_batch_tokens=max_batch_tokens,
+            max_running=max_running,
+            num_threads=num_threads,
+        )
+        gateway = GatewayConfig(model=Path(model), secret=worker.secret)
+        engine, loaded = _load(worker)
+        self._loop = asyncio.new_event_loop()
+        self._model = _described(worker.served_name, engine, loaded)
+        self._serving = Serving(gateway, LocalRouter(engine, self._model, self._loop))
+        self._tenant = self._serving.authentication.tenant_of(None)
+        self._gate = asyncio.Semaphore(MAX_AT_ONCE)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)
+        self._thread.start()
+        self._serving.router.start()
+
+    @property
+    def context_length(self) -> int:
+        """Tokens of a prompt and its output together."""
+        return self._model.context_length
+
+    def generate(
+        self, prompts: Sequence[str | Sequence[int]], **options: Unpack[Options]
+    ) -> list[Result]:
+        """A result for each text or list of token ids, in order. `options` hold for all.
+
+        Raises PacelineError, such as InvalidRequest, for the first prompt that cannot be answered;
+        the others end, too."""
+        _check_list("prompts", prompts)
+        requests = [request_of(prompt, "", options) for prompt in prompts]
+        return self._run(self._all(requests))
+
+    def chat(
+        self, conversations: Sequence[Sequence[Message]], **options: Unpack[Options]
+    ) -> list[Result]:
+        """The same for lists of messages, through the model's chat template. Without `max_tokens`
+        an answer may fill the context."""
+        _check_list("conversations", conversations)
+        return self._run(self._chat(conversations, options))
+
+    def close(self) -> None:
+        """Ends what runs, and frees the engine."""
+        if not self._loop.is_closed():
+            self._run(self._stop())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """On the event loop; an interrupt here ends it there."""
+        if self._loop.is_closed():
+            work.close()
+            raise RuntimeError("this LLM is closed")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    async def _chat(
+        self, conversations: Sequence[Sequence[Message]], options: Options
+    ) -> list[Result]:
+        requests = []
+        for index, messages in enumerate(conversations):
+            ids = await self._ids_of(f"conversations[{index}]", messages)
+            room = max(1, self.context_length - len(ids))
+            requests.append(request_of(ids, "", {"max_tokens": room, **options}))
+        return await self._all(requests)
+
+    async def _ids_of(self, field: str, messages: Sequence[Message]) -> list[int]:
+        try:
+            checked = msgspec.convert(list(messages), list[ChatMessage])
+        except (msgspec.ValidationError, TypeError) as error:
+            raise InvalidRequest(field, "…", str(error)) from None
+        has_developer = self._serving.text.has_developer_role
+        chat = chat_of(checked, TokenizeRequest(), has_developer=has_developer)
+        return await self._serving.prompts.ids_of_chat(chat)
+
+    async def _all(self, requests: Sequence[GenerateRequest]) -> list[Result]:
+        tasks = [asyncio.create_task(self._one(request)) for request in requests]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _one(self, request: GenerateRequest) -> Result:
+        collector = Collector()
+        async with self._gate:
+            answer = responses(self._serving, request, self._tenant, Deadline(_UNLIMITED_S))
+            async with aclosing(answer) as parts:
+                async for part in parts:
+                    collector.add(part)
+        return collector.finished()
+
+    async def _stop(self) -> None:
+        running = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        self._serving.prompts.close()
+        await self._serving.router.stop()
+        await self._loop.shutdown_default_executor()
+
+
+def _load(worker: WorkerConfig) -> tuple[Engine, LoadedModel]:
+    fd = new_pool_file()
+    try:
+        engine, loaded, _ = make_engine(rank_config(worker, fd, "", _IN_PROCESS))
+    finally:
+        os.close(fd)  # what is mapped stays
+    return engine, loaded
+
+
+def _described(name: str, engine: Engine, loaded: LoadedModel) -> ModelInfo:
+    return ModelInfo(
+        name=name,
+        content_digest=loaded.content_digest,
+        serving_digest=loaded.serving_digest,
+        context_length=engine.max_length,
+        vocab_size=loaded.model.vocab_size,
+    )
+
+
+def _check_list(field: str, value: object) -> None:
+    is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+    InvalidRequest.check(field, value, is_list, "must be a list")
