@@ -21,7 +21,7 @@ TAIL_BYTES = 8 << 10
 MAX_LOG_BYTES = 64 << 20
 
 Probe = Callable[[], str]  # why it is not ready yet; empty when it is
-Prepare = Callable[[], None]  # makes what it reads and where its log goes; may raise
+Prepare = Callable[[], None]  # may raise PacelineError or OSError
 
 
 def prepare_nothing() -> None:
@@ -37,16 +37,18 @@ class Child:
     environment: dict[str, str]
     log_path: Path
     probe: Probe
-    prepare: Prepare = prepare_nothing
+    prepare_folder: Prepare = prepare_nothing  # for its log, which can do without
+    prepare: Prepare = prepare_nothing  # what it reads: without that it is not started
     started_at: float = 0.0
     num_starts: int = 0
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     _log: int | None = field(default=None, repr=False)
 
     def start(self) -> None:
-        """Raises OSError when the machine has no room for one more process."""
+        """Raises OSError when the machine has no room for it, and what `prepare` raises."""
         launcher = [sys.executable, "-I", "-S", str(Path(launch.__file__)), str(os.getpid())]
         self.close()
+        self.prepare()
         self._log = log = self._open_log()
         self._process = subprocess.Popen(
             launcher + self.command,
@@ -120,7 +122,7 @@ class Child:
     def _open_log(self) -> int:
         """In memory where no file can be had: better a log without a name than no process."""
         with contextlib.suppress(OSError, PacelineError):
-            self.prepare()
+            self.prepare_folder()
             return os.open(self.log_path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         log = os.memfd_create(f"{self.name}.log")
         fcntl.fcntl(log, fcntl.F_SETFL, os.O_APPEND)

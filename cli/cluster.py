@@ -29,7 +29,6 @@ from paceline.core.errors import Cancelled
 
 DRAIN_ORDER = (("gateway",), ("router",), ("prefill", "decode"), ("redis",))
 POLL_S = 0.05
-REDIS_READY_S = 10.0
 
 Show = Callable[[str, str], None]  # (process, what it does now)
 
@@ -157,7 +156,7 @@ class Cluster:
         """Ends everything at once, without a drain."""
         self._cancelled.set()
         self._keeper.stop()
-        for child in self.processes.values():
+        for child in list(self.processes.values()):  # a start may be adding one
             if child.is_running:
                 child.send(signal.SIGKILL)
 
@@ -213,8 +212,10 @@ class Cluster:
             self.folder.restore()
             server.write_config()
 
-        log_path = self.run_dir / "redis.log"
-        self._add(Child("redis", server.command, dict(os.environ), log_path, server.probe, prepare))
+        log_path, environment = self.run_dir / "redis.log", dict(os.environ)
+        self._add(
+            Child("redis", server.command, environment, log_path, server.probe, prepare=prepare)
+        )
         self.wait_ready(["redis"])
 
     @property

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from paceline.cli.child import Child
+from paceline.core.errors import PacelineError
 
 POLL_S = 0.2
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.5, 30.0
@@ -66,7 +67,7 @@ class Keeper:
     def _restart(self, child: Child) -> None:
         try:
             self._spawn(child)
-        except (OSError, RuntimeError) as error:  # no room for a process or a thread
+        except (OSError, RuntimeError, PacelineError) as error:  # no room for it or its files
             backoff_s = self._back_off(child, self._backoff_s[child.name])
             self._show(child.name, f"cannot be started: {error}; once more in {backoff_s:g} s")
             return

@@ -4,6 +4,7 @@ Loopback only, with a password, in memory only. What is in it is a hint for rout
 evict and it may lose everything.
 """
 
+import contextlib
 import secrets
 import socket
 from dataclasses import dataclass
@@ -28,9 +29,17 @@ class RedisServer:
         return f"redis://:{self.password}@{self.host}:{self.port}"
 
     def write_config(self) -> None:
-        """It reads this file when it starts, and nobody else may."""
-        self.config.touch(mode=0o600)
-        self.config.write_text(settings(self.port, self.password, self.config.parent))
+        """It reads this file when it starts, and nobody else may. Written whole or not at all:
+        without it the server would listen everywhere, and let everybody in."""
+        wanted = settings(self.port, self.password, self.config.parent)
+        with contextlib.suppress(OSError):
+            if self.config.read_text() == wanted:
+                return
+        new = self.config.with_suffix(".new")
+        new.unlink(missing_ok=True)
+        new.touch(mode=0o600)
+        new.write_text(wanted)
+        new.rename(self.config)
 
     def probe(self) -> str:
         """Empty when it answers."""

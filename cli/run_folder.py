@@ -19,13 +19,21 @@ MARK = ".owner"
 
 
 class RunFolder:
-    """Makes a new folder in `parent` (None: the system's), and sweeps out those of dead owners."""
+    """Makes a new folder in `parent` (None: the system's), and sweeps out those of dead owners.
+    Raises SetupError where it cannot be made."""
 
     def __init__(self, parent: Path | None) -> None:
-        place = Path(tempfile.gettempdir()) if parent is None else parent
-        sweep(place)
-        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
-        self._mark = self._lock_mark()
+        where = "for temporary files" if parent is None else f"in {parent}"
+        try:
+            place = Path(tempfile.gettempdir()) if parent is None else parent
+            sweep(place)
+            self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
+            self._mark = self._lock_mark()
+        except OSError as error:
+            reason = os.strerror(error.errno).lower() if error.errno else str(error)
+            raise SetupError(
+                f"no folder can be made {where}: {reason}; give a better place with --run-dir"
+            ) from None
 
     def restore(self) -> None:
         """Makes it again if somebody has removed it. Raises SetupError or OSError."""

@@ -8,7 +8,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from queue import SimpleQueue
 from typing import ClassVar
 
 from paceline.cli import preflight
@@ -146,25 +146,31 @@ def keep_up(config: UpConfig) -> int:
     print(welcome(cluster, config, time.monotonic() - began), flush=True)
     asked_to_stop.wait()
     clean = cluster.stop()
-    if not clean:
-        say(f"paceline: not all ended cleanly; logs: {cluster.run_dir}")
+    if cluster.run_dir.exists():
+        what = "some were started again" if clean else "not all ended cleanly"
+        say(f"paceline: {what}; logs: {cluster.run_dir}")
     return 0 if clean else 1
 
 
 def handle_signals(cluster: Cluster, display: Display) -> threading.Event:
-    """SIGINT, SIGTERM, a closed terminal: the event is set, a start ends. The second one kills."""
-    asked = threading.Event()
+    """SIGINT, SIGTERM, a closed terminal: the event is set, a start ends. The second one kills.
 
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        if asked.is_set():
-            cluster.kill_all()
-        elif not display.is_live:
+    A handler may interrupt anything, itself too, while it holds a lock: it only queues."""
+    asked = threading.Event()
+    signals: SimpleQueue[int] = SimpleQueue()  # whose put may be interrupted by another put
+
+    def react() -> None:
+        signals.get()
+        if not display.is_live:
             say("\npaceline: draining; once more kills")
         asked.set()
         cluster.cancel()
+        signals.get()
+        cluster.kill_all()
 
+    threading.Thread(target=react, name="signals", daemon=True).start()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, on_signal)
+        signal.signal(number, lambda number, frame: signals.put(number))
     return asked
 
 

@@ -14,6 +14,7 @@ from paceline.rpc.open_calls import OpenCalls
 from paceline.v1 import generate_pb2
 from paceline.v1.generate_pb2_grpc import add_GenerateServiceServicer_to_server
 
+LAST_FRAMES_S = 0.5  # to leave, and for calls that are just beginning
 _SERVICE = generate_pb2.DESCRIPTOR.services_by_name["GenerateService"].full_name
 
 
@@ -44,10 +45,10 @@ class GrpcServer:
             await self._health.set(name, value)
 
     async def stop(self) -> None:
-        """Stops accepting, ends calls that only wait, lets those that run end within the drain
-        timeout, cuts the rest."""
-        self._edge.stop()
-        await self._server.stop(self._config.drain_timeout_s + CUT_S)
+        """Ends calls that only wait, lets those that run end within the drain timeout, then cuts
+        all connections: one whose client never reacts would last as long as gRPC is given."""
+        await self._edge.stop(self._config.drain_timeout_s + CUT_S)
+        await self._server.stop(LAST_FRAMES_S)
 
     def _bind(self) -> int:
         host, port = self._config.host, self._config.grpc_port

@@ -7,13 +7,16 @@ stream of messages: it would wait for ever for the one of a unary call, before w
 Services that are not ours (health, reflection) ask for no token.
 """
 
+import asyncio
+import contextlib
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
     aclosing,
     asynccontextmanager,
+    contextmanager,
     nullcontext,
 )
 from functools import partial
@@ -60,10 +63,15 @@ class Edge(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         self._known = known
         self._gate = gate
         self._calls = calls or OpenCalls()
+        self._num_running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
 
-    def stop(self) -> None:
-        """Ends calls that only wait for their caller: they would hold up the server's stop."""
+    async def stop(self, timeout_s: float) -> None:
+        """Ends calls that only wait for their caller; returns when none is left, or time is up."""
         self._calls.stop()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
 
     async def intercept_service(
         self,
@@ -102,13 +110,25 @@ class Edge(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 caller_token.check(context.invocation_metadata() or (), self._secret)
             except IncompatiblePeer as error:
                 await abort(context, error, grpc.StatusCode.UNAUTHENTICATED)
-        with self._known(context):
+        with self._known(context), self._running():
             yield
 
     @asynccontextmanager
     async def _foreign(self, context: Context) -> AsyncIterator[None]:
         async with self._calls.foreign():
+            with self._running():
+                yield
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        self._num_running += 1
+        self._idle.clear()
+        try:
             yield
+        finally:
+            self._num_running -= 1
+            if not self._num_running:
+                self._idle.set()
 
 
 def _coroutine(method: Method, guard: Guard, intake: Intake, gate: Gate) -> Method:

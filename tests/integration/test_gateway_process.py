@@ -41,6 +41,17 @@ async def test_it_drains_a_running_stream_and_exits_0(gateway: GatewayProcess) -
     writer.close()
 
 
+async def test_a_grpc_client_that_never_reacts_does_not_hold_up_its_end(
+    gateway: GatewayProcess,
+) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.grpc_port)
+    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
+    await reader.read(1)  # the connection stands
+    gateway.process.send_signal(signal.SIGTERM)
+    assert await asyncio.wait_for(gateway.process.wait(), 4) == 0  # of 5 that streams may take
+    writer.close()
+
+
 async def test_it_never_loads_torch_or_transformers(gateway: GatewayProcess) -> None:
     await gateway.is_ready()
     status, _, _ = await raw_request(gateway.port, chat_request())

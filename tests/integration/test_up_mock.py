@@ -235,6 +235,23 @@ def test_a_signal_while_things_start_ends_them(start_up: Callable[..., Up], run_
     assert sorted(path.name for path in run_dir.iterdir()) == ["stderr", "stdout"]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("is_ready", [False, True])
+def test_signals_that_interrupt_each_other_end_it(
+    start_up: Callable[..., Up], is_ready: bool
+) -> None:
+    up = start_up()
+    if is_ready:
+        up.wait_until_ready()
+    wait_for(lambda: "router " in up.said.read_text())
+    family = up.family()
+    for _ in range(300):
+        up.process.send_signal(signal.SIGINT)
+    up.process.wait(30)
+    assert not psutil.wait_procs(family, timeout=10)[1]
+
+
 @pytest.mark.timeout(180)
 def test_a_second_deployment_needs_no_more_than_another_port(start_up: Callable[..., Up]) -> None:
     port = free_port("127.0.0.1")

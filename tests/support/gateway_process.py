@@ -22,6 +22,7 @@ class GatewayProcess:
     process: asyncio.subprocess.Process
     router: FakeRouter
     port: int
+    grpc_port: int
     log: list[str]
 
     async def is_ready(self) -> None:
@@ -55,7 +56,8 @@ async def gateway_process(folder: Path, *arguments: str) -> AsyncIterator[Gatewa
     try:
         await until(lambda: any('"listening"' in line for line in log), 20)
         listening = next(line for line in log if '"listening"' in line)
-        yield GatewayProcess(process, router, json.loads(listening)["port"], log)
+        ports = (json.loads(listening)[name] for name in ("port", "grpc_port"))
+        yield GatewayProcess(process, router, *ports, log)
     finally:
         if process.returncode is None:
             process.kill()

@@ -1,6 +1,8 @@
 import os
+import resource
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -45,3 +47,27 @@ def test_its_memory_is_bounded_and_nothing_is_written_to_disk(
         assert client.config_get("maxmemory") == {"maxmemory": str(256 << 20)}
         assert client.config_get("save") == {"save": ""}
     assert (tmp_path / "redis.conf").stat().st_mode & 0o777 == 0o600
+
+
+def test_without_room_for_its_settings_there_are_none_and_no_server(tmp_path: Path) -> None:
+    """Else the server would listen everywhere, with no password."""
+    server = embedded_redis(free_port("127.0.0.1"), tmp_path)
+    child = Child("redis", server.command, dict(os.environ), tmp_path / "log", server.probe)
+    child.prepare = server.write_config
+    with full_disk(), pytest.raises(OSError):
+        child.start()
+    assert not child.is_running and not server.config.exists()
+    server.write_config()
+    with full_disk():  # what is there already needs no room
+        server.write_config()
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No file of ours may grow beyond a few bytes."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)

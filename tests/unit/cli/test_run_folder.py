@@ -86,3 +86,9 @@ def test_one_that_others_can_look_into_is_not_used_again(tmp_path: Path) -> None
     folder.path.chmod(0o777)
     with pytest.raises(SetupError, match="belongs to somebody else now"):
         folder.restore()
+
+
+@pytest.mark.parametrize("place", ["/proc", "/dev/null"])
+def test_a_place_for_no_folder_is_named(place: str) -> None:
+    with pytest.raises(SetupError, match=f"no folder can be made in {place}: .*--run-dir"):
+        RunFolder(Path(place))

@@ -226,8 +226,8 @@ async def test_calls_that_only_wait_do_not_hold_up_a_stop() -> None:
         idle = channel.stream_stream(REFLECTION)()
         await idle.write(b"")
         assert await idle.read()
-        channel.edge.stop()
         async with asyncio.timeout(2):
+            await channel.edge.stop(30)
             await channel.server.stop(30)
         for call in (*waiting, watch, idle):
             assert (await refusal(call))[0] is grpc.StatusCode.UNAVAILABLE
