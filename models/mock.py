@@ -92,7 +92,8 @@ class MockModel:
         ]
         self._weights = [weights[layers] for layers in self._layers]
         self._vocabulary = mix(torch.arange(config.vocab_size, device=source.device))
-        self._eos = torch.tensor(source.eos_token_ids, dtype=torch.int64, device=source.device)
+        within = [token for token in source.eos_token_ids if token < config.vocab_size]
+        self._eos = torch.tensor(within, dtype=torch.int64, device=source.device)
 
     @classmethod
     def load(cls, source: ModelSource) -> tuple["MockModel", object]:
@@ -153,7 +154,7 @@ class MockModel:
         favourites = (mix(hashes ^ 0x5EED) & 0x7FFFFFFF) % self.vocab_size
         is_eos = torch.isin(favourites, self._eos)
         favourites = torch.where(is_eos, logits.argmax(dim=1), favourites)
-        if self.config.eos_every and len(self.eos_token_ids):
+        if self.config.eos_every and len(self._eos):
             ends = contexts % self.config.eos_every == 0
             favourites = torch.where(ends, self._eos[0], favourites)
         return logits.scatter(1, favourites[:, None], 10.0)

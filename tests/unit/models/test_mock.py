@@ -81,6 +81,10 @@ def test_eos_every_ends_at_multiples_of_the_context_length(tmp_path: Path) -> No
     assert [i for i, token in enumerate(tokens) if token == EOS_TOKEN_ID] == [3, 11]
 
 
+def test_an_end_token_outside_of_the_vocabulary_is_never_chosen(tmp_path: Path) -> None:
+    assert len(generate(load(tmp_path, eos_token_id=1 << 20, eos_every=2), [1, 2, 3], 4)) == 4
+
+
 def test_sleeps_for_steps_and_prefill_tokens(tmp_path: Path) -> None:
     model = load(tmp_path, step_s=0.02, token_s=0.002)
     pool, sequence = new_pool(model, 4), Sequence([1, 2])
