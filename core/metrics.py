@@ -1,73 +1,364 @@
-"""Names of all metrics, one place: dashboards and alerts are checked against it.
+"""All metrics, one place: registries, docs/metrics.md, dashboards and alerts follow this table.
 
-Each service appends its own below; one line a metric, with the unit in its name.
+A metric is its exported name, which carries type, help and labels. Every label takes few values:
+`LABELS` says which. Names that begin with vllm: mean what they mean in vLLM, whose readers
+(routers, autoscalers, dashboards) find them here; no two services export the same one, so that
+sums over all of a deployment count nothing twice.
 """
 
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+
+Kind = Literal["counter", "gauge", "histogram"]
+Labels = tuple[str, ...]
+
+# A second series for each counter, which nobody reads.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+class Metric(str):
+    """A name as it is exported, and what is under it. Units are in the name; counters end in
+    _total."""
+
+    __slots__ = ("buckets", "help", "kind", "labels")
+
+    kind: Kind
+    help: str
+    labels: Labels
+    buckets: tuple[float, ...]
+
+    def __new__(
+        cls, kind: Kind, name: str, help: str, labels: Labels = (), buckets: tuple[float, ...] = ()
+    ) -> "Metric":
+        metric = super().__new__(cls, name)
+        metric.kind, metric.help, metric.labels, metric.buckets = kind, help, labels, buckets
+        ALL.append(metric)
+        return metric
+
+    @property
+    def samples(self) -> tuple[str, ...]:
+        """Names of the series behind it."""
+        ends = ("_bucket", "_count", "_sum") if self.kind == "histogram" else ("",)
+        return tuple(f"{self}{end}" for end in ends)
+
+    def counter(self, registry: CollectorRegistry) -> Counter:
+        return Counter(self.removesuffix("_total"), self.help, self.labels, registry=registry)
+
+    def gauge(self, registry: CollectorRegistry) -> Gauge:
+        return Gauge(self, self.help, self.labels, registry=registry)
+
+    def histogram(self, registry: CollectorRegistry) -> Histogram:
+        return Histogram(self, self.help, self.labels, buckets=self.buckets, registry=registry)
+
+
+ALL: list[Metric] = []
+
+LABELS = {
+    "model_name": "models that workers serve",
+    "engine": "`0`: a worker is one engine, and so is a deployment seen at its gateway",
+    "service": "`gateway`, `router`, `prefill`, `decode`",
+    "version": "of Paceline, one a process",
+    "stage": "`prepare`, `queue`, `prefill`, `pull`, `second_token`, `decode`",
+    "code": "error codes of core/errors.py",
+    "outcome": "`completed`, `deadline`, `cancelled`, `bug`, and error codes",
+    "kind": "`whole`, `split`",
+    "reason": "error codes of attempts; gRPC codes and what else ends a stream; forms of records",
+    "finished_reason": "`stop`, `length`, `cancelled`",
+    "role": "`prefill`, `decode`",
+    "worker": "connected workers",
+    "state": "`free`, `mapped`, `cached`, `pinned`, `quarantined`",
+    "transport": "registered transports",
+    "source": "workers that are read from, 256 at most",
+    "tier": "configured tiers",
+    "cause": "`mismatch`, `store`",
+    "block_size": "one a process",
+    "num_gpu_blocks": "one a process",
+    "cache_dtype": "one a process",
+    "enable_prefix_caching": "`True`",
+    "max_lora": "`0`: adapters are not served",
+    "running_lora_adapters": "empty",
+    "waiting_lora_adapters": "empty",
+}
+
+_MODEL = ("model_name", "engine")  # vLLM's
+_TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_ITL_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
+_E2E_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_STAGE_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 120, 600)
+_TOKENS_BUCKETS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144)
+_COUNT_BUCKETS = (1, 2, 4, 8, 16)
+
+# all services
+SERVICE_INFO = Metric("gauge", "paceline_service_info", "1.", ("service", "version"))
+
+# gateway; first vLLM's
+TTFT = Metric(
+    "histogram",
+    "vllm:time_to_first_token_seconds",
+    "Arrival of a request to its first token.",
+    _MODEL,
+    _TTFT_BUCKETS,
+)
+INTER_TOKEN_LATENCY = Metric(
+    "histogram",
+    "vllm:inter_token_latency_seconds",
+    "Between two emissions of a choice.",
+    _MODEL,
+    _ITL_BUCKETS,
+)
+TIME_PER_OUTPUT_TOKEN = Metric(
+    "histogram",
+    "vllm:request_time_per_output_token_seconds",
+    "Mean time of a request's tokens after the first.",
+    _MODEL,
+    _ITL_BUCKETS,
+)
+E2E_LATENCY = Metric(
+    "histogram",
+    "vllm:e2e_request_latency_seconds",
+    "Arrival of a request to its end.",
+    _MODEL,
+    _E2E_BUCKETS,
+)
+REQUEST_QUEUE_SECONDS = Metric(
+    "histogram",
+    "vllm:request_queue_time_seconds",
+    "Wait for a worker.",
+    _MODEL,
+    _STAGE_BUCKETS,
+)
+REQUEST_PREFILL_SECONDS = Metric(
+    "histogram",
+    "vllm:request_prefill_time_seconds",
+    "A worker is found to first token.",
+    _MODEL,
+    _STAGE_BUCKETS,
+)
+REQUEST_DECODE_SECONDS = Metric(
+    "histogram",
+    "vllm:request_decode_time_seconds",
+    "First token to last.",
+    _MODEL,
+    _STAGE_BUCKETS,
+)
+REQUEST_INFERENCE_SECONDS = Metric(
+    "histogram",
+    "vllm:request_inference_time_seconds",
+    "A worker is found to last token.",
+    _MODEL,
+    _STAGE_BUCKETS,
+)
+REQUEST_PROMPT_TOKENS = Metric(
+    "histogram", "vllm:request_prompt_tokens", "Of a request.", _MODEL, _TOKENS_BUCKETS
+)
+REQUEST_GENERATION_TOKENS = Metric(
+    "histogram", "vllm:request_generation_tokens", "Of a request.", _MODEL, _TOKENS_BUCKETS
+)
+REQUEST_PARAMS_N = Metric(
+    "histogram", "vllm:request_params_n", "Choices asked for.", _MODEL, _COUNT_BUCKETS
+)
+REQUEST_PARAMS_MAX_TOKENS = Metric(
+    "histogram",
+    "vllm:request_params_max_tokens",
+    "Most tokens asked for, of a choice.",
+    _MODEL,
+    _TOKENS_BUCKETS,
+)
+PROMPT_TOKENS = Metric("counter", "vllm:prompt_tokens_total", "Prompt tokens received.", _MODEL)
+PROMPT_TOKENS_CACHED = Metric(
+    "counter", "vllm:prompt_tokens_cached_total", "Prompt tokens that were not computed.", _MODEL
+)
+GENERATION_TOKENS = Metric("counter", "vllm:generation_tokens_total", "Tokens generated.", _MODEL)
+REQUEST_SUCCESS = Metric(
+    "counter",
+    "vllm:request_success_total",
+    "Choices that ended, by reason.",
+    (*_MODEL, "finished_reason"),
+)
+STAGE_SECONDS = Metric(
+    "histogram",
+    "paceline_request_stage_seconds",
+    "Where the time of requests went; second_token: first to second of a split request.",
+    ("model_name", "stage"),
+    _STAGE_BUCKETS,
+)
+GATEWAY_ERRORS = Metric(
+    "counter", "paceline_gateway_errors_total", "Requests refused or failed, by code.", ("code",)
+)
+GATEWAY_RUNNING = Metric(
+    "gauge", "paceline_gateway_running_requests", "Requests that are being served."
+)
+GATEWAY_KEY_FILE_VALID = Metric(
+    "gauge",
+    "paceline_gateway_key_file_valid",
+    "1, or 0 while the file of API keys is wrong and an earlier state of it counts.",
+)
+GATEWAY_DISCONNECTS = Metric(
+    "counter", "paceline_gateway_client_disconnects_total", "Clients that left early."
+)
+
 # router
-ROUTER_QUEUE_LENGTH = "paceline_router_queue_length"
-ROUTER_IN_FLIGHT = "paceline_router_in_flight_requests"
-ROUTER_REQUESTS = "paceline_router_requests_total"  # by outcome
-ROUTER_PLANS = "paceline_router_plans_total"  # by kind
-ROUTER_REPLANS = "paceline_router_replans_total"  # by reason
-ROUTER_BUSY = "paceline_router_busy_answers_total"
-ROUTER_CACHED_TOKENS_PREDICTED = "paceline_router_cached_tokens_predicted_total"
-ROUTER_CACHED_TOKENS_REAL = "paceline_router_cached_tokens_real_total"
-ROUTER_INDEX_KEYS = "paceline_router_index_keys"
-ROUTER_INDEX_BYTES = "paceline_router_index_bytes"
-ROUTER_INDEX_RESYNCS = "paceline_router_index_resyncs_total"
-ROUTER_INDEX_DIVERGED = "paceline_router_index_diverged_total"
-ROUTER_REDIS_UP = "paceline_router_redis_up"
-ROUTER_REFUSED_RECORDS = "paceline_router_refused_records_total"  # by reason
-ROUTER_LATE_FRAMES = "paceline_router_late_emissions_total"  # of attempts that ended
-ROUTER_WORKER_UP = "paceline_router_worker_up"  # by worker and role
-ROUTER_WORKER_IN_FLIGHT = "paceline_router_worker_in_flight"  # by worker
-ROUTER_WORKER_LOST = "paceline_router_worker_lost_total"  # by reason
-ROUTER_TTFT_SECONDS = "paceline_router_ttft_seconds"
-ROUTER_TOKEN2_GAP_SECONDS = "paceline_router_token2_gap_seconds"
+ROUTER_QUEUE_LENGTH = Metric(
+    "gauge", "paceline_router_queue_length", "Requests waiting for a worker."
+)
+ROUTER_IN_FLIGHT = Metric(
+    "gauge", "paceline_router_in_flight_requests", "Requests admitted and not ended."
+)
+ROUTER_REQUESTS = Metric(
+    "counter", "paceline_router_requests_total", "Requests by how they ended.", ("outcome",)
+)
+ROUTER_PLANS = Metric(
+    "counter", "paceline_router_plans_total", "Attempts by kind of plan.", ("kind",)
+)
+ROUTER_REPLANS = Metric(
+    "counter", "paceline_router_replans_total", "Attempts that failed, by reason.", ("reason",)
+)
+ROUTER_BUSY = Metric(
+    "counter", "paceline_router_busy_answers_total", "Reservations that were refused for now."
+)
+ROUTER_CACHED_TOKENS_PREDICTED = Metric(
+    "counter",
+    "paceline_router_cached_tokens_predicted_total",
+    "Cached prompt tokens, by the index.",
+)
+ROUTER_CACHED_TOKENS_REAL = Metric(
+    "counter",
+    "paceline_router_cached_tokens_real_total",
+    "Cached prompt tokens, as workers report.",
+)
+ROUTER_INDEX_KEYS = Metric("gauge", "paceline_router_index_keys", "Keys in the index.")
+ROUTER_INDEX_BYTES = Metric("gauge", "paceline_router_index_bytes", "Memory of the index.")
+ROUTER_INDEX_RESYNCS = Metric(
+    "counter", "paceline_router_index_resyncs_total", "Snapshots of a worker's keys."
+)
+ROUTER_INDEX_DIVERGED = Metric(
+    "counter",
+    "paceline_router_index_diverged_total",
+    "Digests of workers that differ from the mirror.",
+)
+ROUTER_REDIS_UP = Metric("gauge", "paceline_router_redis_up", "1 while Redis answers.")
+ROUTER_REFUSED_RECORDS = Metric(
+    "counter",
+    "paceline_router_refused_records_total",
+    "What was read from Redis and refused.",
+    ("reason",),
+)
+ROUTER_LATE_FRAMES = Metric(
+    "counter", "paceline_router_late_emissions_total", "Emissions of attempts that had ended."
+)
+ROUTER_WORKER_UP = Metric(
+    "gauge", "paceline_router_worker_up", "1 while connected.", ("worker", "role")
+)
+ROUTER_WORKER_IN_FLIGHT = Metric(
+    "gauge", "paceline_router_worker_in_flight", "Slots in use.", ("worker",)
+)
+ROUTER_WORKER_LOST = Metric(
+    "counter", "paceline_router_worker_lost_total", "Streams that ended.", ("reason",)
+)
+ROUTER_WORKERS_QUARANTINED = Metric(
+    "gauge",
+    "paceline_router_workers_quarantined",
+    "Workers that got stuck and get no new work for a while.",
+)
+ROUTER_TTFT_SECONDS = Metric(
+    "histogram",
+    "paceline_router_ttft_seconds",
+    "Submit to first token, at the router.",
+    buckets=_TTFT_BUCKETS,
+)
+ROUTER_TOKEN2_GAP_SECONDS = Metric(
+    "histogram",
+    "paceline_router_token2_gap_seconds",
+    "First token to second, at the router.",
+    buckets=_ITL_BUCKETS,
+)
 
-# worker; the names of vLLM where the meaning is the same (label model_name)
-VLLM_RUNNING = "vllm:num_requests_running"
-VLLM_WAITING = "vllm:num_requests_waiting"
-VLLM_KV_USAGE = "vllm:kv_cache_usage_perc"
-VLLM_PREFIX_QUERIES = "vllm:prefix_cache_queries"  # tokens; counters end in _total
-VLLM_PREFIX_HITS = "vllm:prefix_cache_hits"
-VLLM_PREEMPTIONS = "vllm:num_preemptions"
-VLLM_PROMPT_TOKENS = "vllm:prompt_tokens"
-VLLM_GENERATION_TOKENS = "vllm:generation_tokens"
-WORKER_READY = "paceline_worker_ready"
-WORKER_INCARNATIONS = "paceline_worker_incarnations_total"
-WORKER_SLOTS = "paceline_worker_slots"
-WORKER_ROUTERS = "paceline_worker_router_streams"
-WORKER_PAGES = "paceline_worker_pages"  # by state; when idle
-WORKER_BOOKS_BALANCED = "paceline_worker_page_books_balanced"  # 0 is a bug; when idle
-TRANSFER_BYTES = "paceline_transfer_bytes_total"  # by transport; copied by this reader
-TRANSFER_SECONDS = "paceline_transfer_seconds_total"  # by transport
-TRANSFER_PIECES = "paceline_transfer_pieces_total"  # by transport
-TRANSFER_MISMATCHES = "paceline_transfer_mismatches_total"  # by transport
-TRANSFER_FAILURES = "paceline_transfer_failures_total"  # hand-offs that were not adopted
-MISMATCHES_REPORTED = "paceline_mismatches_reported_total"  # to this source by readers
-LEASES_ACTIVE = "paceline_leases_active"
-LEASES_PAGES = "paceline_leases_pages"
-LEASES_EXPIRED = "paceline_leases_expired_total"
-HANDOFFS_HELD = "paceline_handoffs_held"
-TIER_PAGES = "paceline_tier_pages"  # by tier, as all of these; held now
-TIER_HITS = "paceline_tier_hits_total"  # pages found
-TIER_STORED = "paceline_tier_stored_pages_total"
-TIER_EVICTIONS = "paceline_tier_evictions_total"
-TIER_DROPPED = "paceline_tier_dropped_pages_total"  # not taken: no room, or the store is behind
-TIER_ERRORS = "paceline_tier_errors_total"  # by cause too: mismatch, store
-TIER_READ_BYTES = "paceline_tier_read_bytes_total"
-TIER_READ_SECONDS = "paceline_tier_read_seconds_total"
-WORKER_REDIS_UP = "paceline_worker_redis_up"
-
-# gateway; the first block has vLLM's names, which routers and dashboards read
-TTFT = "vllm:time_to_first_token_seconds"
-INTER_TOKEN_LATENCY = "vllm:inter_token_latency_seconds"
-E2E_LATENCY = "vllm:e2e_request_latency_seconds"
-PROMPT_TOKENS = "vllm:prompt_tokens_total"
-GENERATION_TOKENS = "vllm:generation_tokens_total"
-REQUEST_SUCCESS = "vllm:request_success_total"  # choices, by finished_reason
-GATEWAY_ERRORS = "paceline_gateway_errors_total"  # by code
-GATEWAY_RUNNING = "paceline_gateway_running_requests"
-GATEWAY_KEY_FILE_VALID = "paceline_gateway_key_file_valid"  # 0: an earlier one counts
-GATEWAY_DISCONNECTS = "paceline_gateway_client_disconnects_total"
+# worker; first vLLM's
+VLLM_RUNNING = Metric("gauge", "vllm:num_requests_running", "Sequences in the batch.", _MODEL)
+VLLM_WAITING = Metric("gauge", "vllm:num_requests_waiting", "Admitted, not in the batch.", _MODEL)
+VLLM_KV_USAGE = Metric("gauge", "vllm:kv_cache_usage_perc", "Share of pages in use, 0–1.", _MODEL)
+VLLM_CACHE_CONFIG = Metric(
+    "gauge",
+    "vllm:cache_config_info",
+    "1; the page pool is in its labels.",
+    ("block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching", "engine"),
+)
+VLLM_LORA = Metric(
+    "gauge",
+    "vllm:lora_requests_info",
+    "Unix time at which its labels were set.",
+    ("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+)
+VLLM_PREFIX_QUERIES = Metric(
+    "counter", "vllm:prefix_cache_queries_total", "Tokens looked up in the local cache.", _MODEL
+)
+VLLM_PREFIX_HITS = Metric(
+    "counter", "vllm:prefix_cache_hits_total", "Tokens found in the local cache.", _MODEL
+)
+VLLM_PREEMPTIONS = Metric("counter", "vllm:num_preemptions_total", "Preemptions.", _MODEL)
+WORKER_READY = Metric("gauge", "paceline_worker_ready", "1 when the worker takes requests.")
+WORKER_INCARNATIONS = Metric("counter", "paceline_worker_incarnations_total", "Ranks started.")
+WORKER_GENERATED = Metric(
+    "counter", "paceline_worker_generated_tokens_total", "Tokens emitted, retries included."
+)
+WORKER_SLOTS = Metric("gauge", "paceline_worker_slots", "Requests held, in any state.")
+WORKER_ROUTERS = Metric("gauge", "paceline_worker_router_streams", "Attached routers.")
+WORKER_PAGES = Metric("gauge", "paceline_worker_pages", "Pages by state, when idle.", ("state",))
+WORKER_BOOKS_BALANCED = Metric(
+    "gauge",
+    "paceline_worker_page_books_balanced",
+    "1: the page states add up; 0 is a bug. When idle.",
+)
+WORKER_REDIS_UP = Metric("gauge", "paceline_worker_redis_up", "1 while Redis takes our events.")
+TRANSFER_BYTES = Metric(
+    "counter", "paceline_transfer_bytes_total", "Bytes of KV read by this worker.", ("transport",)
+)
+TRANSFER_SECONDS = Metric(
+    "counter",
+    "paceline_transfer_seconds_total",
+    "Seconds of reading, of all threads together.",
+    ("transport",),
+)
+TRANSFER_PIECES = Metric(
+    "counter", "paceline_transfer_pieces_total", "Pieces of KV read.", ("transport",)
+)
+TRANSFER_MISMATCHES = Metric(
+    "counter",
+    "paceline_transfer_mismatches_total",
+    "Pages that failed verification here.",
+    ("transport",),
+)
+TRANSFER_LINK_SPEED = Metric(
+    "gauge",
+    "paceline_transfer_link_bytes_per_second",
+    "Speed of the link from a source, as estimated now.",
+    ("source", "transport"),
+)
+TRANSFER_FAILURES = Metric("counter", "paceline_transfer_failures_total", "Hand-offs not adopted.")
+MISMATCHES_REPORTED = Metric(
+    "counter", "paceline_mismatches_reported_total", "Wrong pages of this source, say readers."
+)
+LEASES_ACTIVE = Metric("gauge", "paceline_leases_active", "Leases of readers on pages here.")
+LEASES_PAGES = Metric("gauge", "paceline_leases_pages", "Pages under those leases.")
+LEASES_EXPIRED = Metric("counter", "paceline_leases_expired_total", "Leases of silent readers.")
+HANDOFFS_HELD = Metric("gauge", "paceline_handoffs_held", "Prefilled slots held for a reader.")
+TIER_PAGES = Metric("gauge", "paceline_tier_pages", "Pages held now.", ("tier",))
+TIER_HITS = Metric("counter", "paceline_tier_hits_total", "Pages found.", ("tier",))
+TIER_STORED = Metric("counter", "paceline_tier_stored_pages_total", "Pages taken in.", ("tier",))
+TIER_EVICTIONS = Metric(
+    "counter", "paceline_tier_evictions_total", "Pages given up for others.", ("tier",)
+)
+TIER_DROPPED = Metric(
+    "counter",
+    "paceline_tier_dropped_pages_total",
+    "Pages not taken: no room, or the store is behind.",
+    ("tier",),
+)
+TIER_ERRORS = Metric(
+    "counter", "paceline_tier_errors_total", "Wrong pages, failed stores.", ("tier", "cause")
+)
+TIER_READ_BYTES = Metric("counter", "paceline_tier_read_bytes_total", "Bytes read.", ("tier",))
+TIER_READ_SECONDS = Metric(
+    "counter", "paceline_tier_read_seconds_total", "Seconds of reading.", ("tier",)
+)

@@ -62,7 +62,7 @@ class Generation:
         self._deadline = deadline
         self._timer: asyncio.TimerHandle | None = None
         self._has_statistics = has_statistics
-        self._times: RequestTimes | None = None
+        self._times = RequestTimes(deadline.started_s)
         self.num_prompt_tokens = 0
 
     def submit(self, jobs: Sequence[Job]) -> None:
@@ -79,9 +79,10 @@ class Generation:
             slot = self._router.submit(token_request(job, left_s), self._mailbox)
             self._running[slot] = running
             self._all.append(running)
-        if self._has_statistics:
-            self._times = RequestTimes(self._deadline.started_s, now_s())
+        self._times.sent(now_s())
         self._metrics.prompt_tokens.inc(self.num_prompt_tokens)
+        for job in jobs:
+            self._metrics.asked(job.params, len(job.prompt.token_ids))
 
     async def step(self) -> list[tuple[Choice, Delta]]:
         """What arrived since the last call, maybe nothing. Raises how the request failed."""
@@ -117,8 +118,6 @@ class Generation:
             return None
         now = now_s()
         self._observe(choice, running, emission, now)
-        if self._times is not None:
-            self._times.take(emission, now)
         delta = choice.push(emission)
         self._meter.take_output(len(delta.token_ids), now)
         if choice.finish is not None:
@@ -144,8 +143,11 @@ class Generation:
 
     @property
     def statistics(self) -> Statistics | None:
-        """So far; None: nobody wants them."""
-        return None if self._times is None else self._times.so_far(self.num_cached_tokens)
+        """So far; None: nobody wants them, or nothing was sent."""
+        if not self._has_statistics or not self._times.is_sent:
+            return None
+        self._note_last()
+        return self._times.so_far(self.num_cached_tokens)
 
     @property
     def num_cached_tokens(self) -> int:
@@ -189,8 +191,12 @@ class Generation:
         if choice.num_tokens == 0:
             running.num_cached = max(running.num_cached, emission.num_cached_tokens)
             self._metrics.ttft.observe(now - self._deadline.started_s)
+            self._times.first(emission, now)
         else:
-            self._metrics.inter_token.observe(now - choice.last_emission_s)
+            waited_s = now - choice.last_emission_s
+            self._metrics.inter_token.observe(waited_s)
+            if emission.pull_us:
+                self._times.pulled(emission.pull_us, waited_s)
         choice.last_emission_s = now
 
     def _count_end(self) -> None:
@@ -199,4 +205,14 @@ class Generation:
                 if choice.finish is None:
                     self._metrics.choice_ended(FinishReason.CANCELLED)
         self._metrics.generation_tokens.inc(self.num_output_tokens)
+        self._metrics.prompt_tokens_cached.inc(self.num_cached_tokens)
         self._metrics.e2e.observe(now_s() - self._deadline.started_s)
+        if self._times.has_token:
+            self._note_last()
+            num_choices = sum(len(running.choices) for running in self._all)
+            self._metrics.request_ended(self._times, self.num_output_tokens, num_choices)
+
+    def _note_last(self) -> None:
+        for running in self._all:
+            for choice in running.choices:
+                self._times.last_s = max(self._times.last_s, choice.last_emission_s)

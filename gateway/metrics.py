@@ -2,81 +2,109 @@
 
 import time
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 
+from paceline import __version__
 from paceline.core import metrics as names
+from paceline.core.errors import ErrorCode
 from paceline.core.finish import FinishReason
+from paceline.core.sampling import SamplingParams
+from paceline.gateway.statistics import RequestTimes
 
-_TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-_ITL_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
-_E2E_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+ENGINE = "0"  # seen from here, all workers are one engine
+MAX_MODELS = 256  # whose series are kept apart
 
 
 class GatewayMetrics:
     """One registry a gateway, so that a process can hold several."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self._ttft = self._histogram(
-            names.TTFT, "Arrival of a request to its first token.", _TTFT_BUCKETS
-        )
-        self._itl = self._histogram(
-            names.INTER_TOKEN_LATENCY, "Between two emissions of a choice.", _ITL_BUCKETS
-        )
-        self._e2e = self._histogram(
-            names.E2E_LATENCY, "Arrival of a request to its last token.", _E2E_BUCKETS
-        )
-        self._prompt_tokens = self._counter(names.PROMPT_TOKENS, "Prompt tokens received.")
-        self._generation_tokens = self._counter(names.GENERATION_TOKENS, "Tokens generated.")
-        self._success = self._counter(
-            names.REQUEST_SUCCESS, "Choices that ended, by reason.", "finished_reason"
-        )
-        self.errors = Counter(
-            names.GATEWAY_ERRORS,
-            "Requests refused or failed, by code.",
-            ["code"],
-            registry=self.registry,
-        )
-        self.running = Gauge(
-            names.GATEWAY_RUNNING, "Requests that are being served.", registry=self.registry
-        )
-        self.key_file_valid = Gauge(
-            names.GATEWAY_KEY_FILE_VALID,
-            "1, or 0 while the file of API keys is wrong and an earlier state of it counts.",
-            registry=self.registry,
-        )
-        self.disconnects = Counter(
-            names.GATEWAY_DISCONNECTS, "Clients that left early.", registry=self.registry
-        )
+        registry = self.registry = CollectorRegistry()
+        names.SERVICE_INFO.gauge(registry).labels("gateway", __version__).set(1)
+        self._ttft = names.TTFT.histogram(registry)
+        self._itl = names.INTER_TOKEN_LATENCY.histogram(registry)
+        self._time_per_token = names.TIME_PER_OUTPUT_TOKEN.histogram(registry)
+        self._e2e = names.E2E_LATENCY.histogram(registry)
+        self._queue = names.REQUEST_QUEUE_SECONDS.histogram(registry)
+        self._prefill = names.REQUEST_PREFILL_SECONDS.histogram(registry)
+        self._decode = names.REQUEST_DECODE_SECONDS.histogram(registry)
+        self._inference = names.REQUEST_INFERENCE_SECONDS.histogram(registry)
+        self._stages = names.STAGE_SECONDS.histogram(registry)
+        self._request_prompt = names.REQUEST_PROMPT_TOKENS.histogram(registry)
+        self._request_generation = names.REQUEST_GENERATION_TOKENS.histogram(registry)
+        self._n = names.REQUEST_PARAMS_N.histogram(registry)
+        self._max_tokens = names.REQUEST_PARAMS_MAX_TOKENS.histogram(registry)
+        self._prompt_tokens = names.PROMPT_TOKENS.counter(registry)
+        self._prompt_tokens_cached = names.PROMPT_TOKENS_CACHED.counter(registry)
+        self._generation_tokens = names.GENERATION_TOKENS.counter(registry)
+        self._success = names.REQUEST_SUCCESS.counter(registry)
+        self.errors = names.GATEWAY_ERRORS.counter(registry)
+        for code in ErrorCode:  # an increase from nothing would not be seen
+            self.errors.labels(code.value)
+        self.running = names.GATEWAY_RUNNING.gauge(registry)
+        self.key_file_valid = names.GATEWAY_KEY_FILE_VALID.gauge(registry)
+        self.disconnects = names.GATEWAY_DISCONNECTS.counter(registry)
+        self._models: dict[str, ModelMetrics] = {}
 
     def text(self) -> bytes:
         """Prometheus' text format."""
         return generate_latest(self.registry)
 
     def for_model(self, model_name: str) -> "ModelMetrics":
-        return ModelMetrics(self, model_name)
-
-    def _histogram(self, name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(name, help, ["model_name"], buckets=buckets, registry=self.registry)
-
-    def _counter(self, name: str, help: str, *labels: str) -> Counter:
-        return Counter(name, help, ["model_name", *labels], registry=self.registry)
+        """Of a model that workers serve. Beyond MAX_MODELS they share one name."""
+        known = self._models.get(model_name)
+        if known is None:
+            name = model_name if len(self._models) < MAX_MODELS else "other"
+            known = self._models.get(name) or ModelMetrics(self, name)
+            self._models[name] = known
+        return known
 
 
 class ModelMetrics:
-    """Children for one model, looked up once a request rather than once a token."""
+    """Children for one model, looked up once rather than with every request and token."""
 
     def __init__(self, metrics: GatewayMetrics, model_name: str) -> None:
-        self.ttft = metrics._ttft.labels(model_name)
-        self.inter_token = metrics._itl.labels(model_name)
-        self.e2e = metrics._e2e.labels(model_name)
-        self.prompt_tokens = metrics._prompt_tokens.labels(model_name)
-        self.generation_tokens = metrics._generation_tokens.labels(model_name)
-        self._success = metrics._success
-        self._model_name = model_name
+        labels = model_name, ENGINE
+        self.ttft = metrics._ttft.labels(*labels)
+        self.inter_token = metrics._itl.labels(*labels)
+        self.e2e = metrics._e2e.labels(*labels)
+        self.prompt_tokens = metrics._prompt_tokens.labels(*labels)
+        self.prompt_tokens_cached = metrics._prompt_tokens_cached.labels(*labels)
+        self.generation_tokens = metrics._generation_tokens.labels(*labels)
+        self._time_per_token = metrics._time_per_token.labels(*labels)
+        self._queue = metrics._queue.labels(*labels)
+        self._prefill = metrics._prefill.labels(*labels)
+        self._decode = metrics._decode.labels(*labels)
+        self._inference = metrics._inference.labels(*labels)
+        self._request_prompt = metrics._request_prompt.labels(*labels)
+        self._request_generation = metrics._request_generation.labels(*labels)
+        self._n = metrics._n.labels(*labels)
+        self._max_tokens = metrics._max_tokens.labels(*labels)
+        stages = ("prepare", "queue", "prefill", "pull", "second_token", "decode")
+        self._stages = {name: metrics._stages.labels(model_name, name) for name in stages}
+        self._success = {
+            reason: metrics._success.labels(*labels, reason.value) for reason in FinishReason
+        }
+
+    def asked(self, params: SamplingParams, num_prompt_tokens: int) -> None:
+        self._n.observe(params.n)
+        self._max_tokens.observe(params.max_tokens)
+        self._request_prompt.observe(num_prompt_tokens)
 
     def choice_ended(self, reason: FinishReason) -> None:
-        self._success.labels(self._model_name, reason.value).inc()
+        self._success[reason].inc()
+
+    def request_ended(self, times: RequestTimes, num_tokens: int, num_choices: int) -> None:
+        """Of one that had a token, `num_tokens` in `num_choices` choices."""
+        for stage, seconds in times.stages().items():
+            self._stages[stage].observe(seconds)
+        self._queue.observe(times.queue_s)
+        self._prefill.observe(times.prefill_s)
+        self._decode.observe(times.decode_s)
+        self._inference.observe(times.prefill_s + times.decode_s)
+        self._request_generation.observe(num_tokens)
+        if num_tokens > num_choices:
+            self._time_per_token.observe(times.decode_s * num_choices / (num_tokens - num_choices))
 
 
 def now_s() -> float:

@@ -1,4 +1,4 @@
-"""Where the time of one request went, for callers who ask by X-Paceline-Statistics.
+"""Where the time of one request went, for metrics and for callers who ask.
 
     arrival ─ prepare ─ sent ─ queue ─ placed ─ prefill ─ first token ─ decode ─ last token
                                                           └ pull: copies into the decode worker
@@ -12,43 +12,86 @@ from paceline.v1.generate_pb2 import Statistics
 
 
 class RequestTimes:
-    """Filled in as emissions come. Seconds are of this process."""
+    """Filled in with the first emission of each choice and with those that tell of a pull, so that
+    the others cost nothing. Seconds are of this process."""
 
     __slots__ = (
         "_arrived_s",
         "_first_s",
-        "_last_s",
         "_prefill_us",
         "_pull_us",
         "_queue_us",
         "_sent_s",
+        "is_sent",
+        "last_s",
+        "second_token_s",
     )
 
-    def __init__(self, arrived_s: float, sent_s: float) -> None:
-        self._arrived_s = arrived_s
-        self._sent_s = sent_s
+    def __init__(self, arrived_s: float) -> None:
+        self._arrived_s = self._sent_s = arrived_s
         self._first_s: float | None = None
-        self._last_s = sent_s
         self._queue_us = self._prefill_us = self._pull_us = 0
+        self.is_sent = False
+        self.last_s = arrived_s  # when the last emission came
+        self.second_token_s = 0.0  # the wait for the second token of a split request
 
-    def take(self, emission: Emission, now_s: float) -> None:
+    def sent(self, now_s: float) -> None:
+        """To the router, all of it."""
+        self._sent_s = self.last_s = now_s
+        self.is_sent = True
+
+    def first(self, emission: Emission, now_s: float) -> None:
+        """The first emission of a choice."""
         if self._first_s is None:
             self._first_s = now_s
-        self._last_s = now_s
         if emission.HasField("prompt_times"):
             self._queue_us = max(self._queue_us, emission.prompt_times.queue_us)
             self._prefill_us = max(self._prefill_us, emission.prompt_times.prefill_us)
         self._pull_us = max(self._pull_us, emission.pull_us)
 
+    def pulled(self, pull_us: int, waited_s: float) -> None:
+        """A later emission tells how long pulls took; the one before came `waited_s` ago."""
+        self._pull_us = max(self._pull_us, pull_us)
+        self.second_token_s = max(self.second_token_s, waited_s)
+
+    @property
+    def has_token(self) -> bool:
+        return self._first_s is not None
+
+    @property
+    def queue_s(self) -> float:
+        return self._queue_us / 1e6
+
+    @property
+    def prefill_s(self) -> float:
+        return self._prefill_us / 1e6
+
+    @property
+    def decode_s(self) -> float:
+        return max(0.0, self.last_s - (self.last_s if self._first_s is None else self._first_s))
+
+    def stages(self) -> dict[str, float]:
+        """Seconds of each stage that there was."""
+        found = {
+            "prepare": max(0.0, self._sent_s - self._arrived_s),
+            "queue": self.queue_s,
+            "prefill": self.prefill_s,
+            "decode": self.decode_s,
+        }
+        if self._pull_us:
+            found["pull"] = self._pull_us / 1e6
+        if self.second_token_s:
+            found["second_token"] = self.second_token_s
+        return found
+
     def so_far(self, num_cached_tokens: int) -> Statistics:
-        first_s = self._last_s if self._first_s is None else self._first_s
         return Statistics(
             prepare_us=_us(self._sent_s - self._arrived_s),
             queue_us=self._queue_us,
             prefill_us=self._prefill_us,
             pull_us=self._pull_us,
-            decode_us=_us(self._last_s - first_s),
-            total_us=_us(self._last_s - self._arrived_s),
+            decode_us=_us(self.decode_s),
+            total_us=_us(self.last_s - self._arrived_s),
             num_hit_tokens=num_cached_tokens,
         )
 

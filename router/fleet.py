@@ -170,11 +170,13 @@ class Fleet:
 
     def report(self) -> None:
         """Brings the gauges of workers up to date."""
-        for link in self.links.values():
-            if session := link.session:
-                self._metrics.worker_in_flight.labels(link.worker_id).set(session.num_in_flight)
-                self._metrics.late.inc(session.num_late)
-                session.num_late = 0
+        now, num_quarantined = asyncio.get_running_loop().time(), 0
+        for session in self.sessions():
+            self._metrics.worker_in_flight.labels(session.worker_id).set(session.num_in_flight)
+            self._metrics.late.inc(session.num_late)
+            session.num_late = 0
+            num_quarantined += now < session.quarantined_until
+        self._metrics.quarantined.set(num_quarantined)
 
     def session_up(self, session: WorkerSession) -> None:
         """Called by its link. It starts with the recent load of its peers: new is not idle."""
@@ -187,7 +189,7 @@ class Fleet:
     def session_lost(self, session: WorkerSession, reason: str) -> None:
         self._metrics.worker_up.remove(session.worker_id, _role(session))
         self._metrics.worker_in_flight.remove(session.worker_id)
-        self._metrics.worker_lost.labels(reason).inc()
+        self._metrics.worker_lost.labels("drained" if session.load.draining else reason).inc()
         if not session.is_prefill:
             self._note_usable(session, asyncio.get_running_loop().time())
         self._model_change()

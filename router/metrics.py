@@ -1,57 +1,52 @@
 """The router's metrics, on a registry of its own."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from grpc import StatusCode
+from prometheus_client import CollectorRegistry
 
+from paceline import __version__
 from paceline.core import metrics as names
+from paceline.core.errors import ErrorCode
 
-_TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-_GAP_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2.5, 5)
+OUTCOMES = ("completed", "deadline", "cancelled", "bug")
+LOST_BY = ("drained", "closed", "refused", "silent", "failed", "outbox")
 
 
 class RouterMetrics:
-    """Gauges are set by their owners; sums over workers are labelled by worker id."""
+    """Gauges are set by their owners; sums over workers are labelled by worker id.
+
+    Counters with known labels begin at 0: an increase from nothing would not be seen.
+    """
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
-
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(name.removesuffix("_total"), text, labels, registry=registry)
-
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(name, text, labels, registry=registry)
-
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(name, text, buckets=buckets, registry=registry)
-
-        self.queue_length = gauge(names.ROUTER_QUEUE_LENGTH, "Requests waiting for a worker.")
-        self.in_flight = gauge(names.ROUTER_IN_FLIGHT, "Requests admitted and not ended.")
-        self.requests = counter(names.ROUTER_REQUESTS, "Requests by how they ended.", "outcome")
-        self.plans = counter(names.ROUTER_PLANS, "Attempts by kind of plan.", "kind")
-        self.replans = counter(names.ROUTER_REPLANS, "Attempts that failed, by reason.", "reason")
-        self.busy = counter(names.ROUTER_BUSY, "Reservations that were refused for now.")
-        self.cached_predicted = counter(
-            names.ROUTER_CACHED_TOKENS_PREDICTED, "Cached prompt tokens, by the index."
-        )
-        self.cached_real = counter(
-            names.ROUTER_CACHED_TOKENS_REAL, "Cached prompt tokens, as workers report."
-        )
-        self.index_keys = gauge(names.ROUTER_INDEX_KEYS, "Keys in the index.")
-        self.index_bytes = gauge(names.ROUTER_INDEX_BYTES, "Memory of the index.")
-        self.resyncs = counter(names.ROUTER_INDEX_RESYNCS, "Snapshots of a worker's keys.")
-        self.diverged = counter(
-            names.ROUTER_INDEX_DIVERGED, "Digests of workers that differ from the mirror."
-        )
-        self.redis_up = gauge(names.ROUTER_REDIS_UP, "1 while Redis answers.")
-        self.refused = counter(
-            names.ROUTER_REFUSED_RECORDS, "What was read from Redis and refused.", "reason"
-        )
-        self.late = counter(names.ROUTER_LATE_FRAMES, "Emissions of attempts that had ended.")
-        self.worker_up = gauge(names.ROUTER_WORKER_UP, "1 while connected.", "worker", "role")
-        self.worker_in_flight = gauge(names.ROUTER_WORKER_IN_FLIGHT, "Slots in use.", "worker")
-        self.worker_lost = counter(names.ROUTER_WORKER_LOST, "Streams that ended.", "reason")
-        self.ttft = histogram(
-            names.ROUTER_TTFT_SECONDS, "Submit to first token, at the router.", _TTFT_BUCKETS
-        )
-        self.token2_gap = histogram(
-            names.ROUTER_TOKEN2_GAP_SECONDS, "First token to second, at the router.", _GAP_BUCKETS
-        )
+        codes = [code.value for code in ErrorCode]
+        names.SERVICE_INFO.gauge(registry).labels("router", __version__).set(1)
+        self.queue_length = names.ROUTER_QUEUE_LENGTH.gauge(registry)
+        self.in_flight = names.ROUTER_IN_FLIGHT.gauge(registry)
+        self.requests = names.ROUTER_REQUESTS.counter(registry)
+        self.plans = names.ROUTER_PLANS.counter(registry)
+        self.replans = names.ROUTER_REPLANS.counter(registry)
+        self.busy = names.ROUTER_BUSY.counter(registry)
+        self.cached_predicted = names.ROUTER_CACHED_TOKENS_PREDICTED.counter(registry)
+        self.cached_real = names.ROUTER_CACHED_TOKENS_REAL.counter(registry)
+        self.index_keys = names.ROUTER_INDEX_KEYS.gauge(registry)
+        self.index_bytes = names.ROUTER_INDEX_BYTES.gauge(registry)
+        self.resyncs = names.ROUTER_INDEX_RESYNCS.counter(registry)
+        self.diverged = names.ROUTER_INDEX_DIVERGED.counter(registry)
+        self.redis_up = names.ROUTER_REDIS_UP.gauge(registry)
+        self.refused = names.ROUTER_REFUSED_RECORDS.counter(registry)
+        self.late = names.ROUTER_LATE_FRAMES.counter(registry)
+        self.worker_up = names.ROUTER_WORKER_UP.gauge(registry)
+        self.worker_in_flight = names.ROUTER_WORKER_IN_FLIGHT.gauge(registry)
+        self.worker_lost = names.ROUTER_WORKER_LOST.counter(registry)
+        self.quarantined = names.ROUTER_WORKERS_QUARANTINED.gauge(registry)
+        self.ttft = names.ROUTER_TTFT_SECONDS.histogram(registry)
+        self.token2_gap = names.ROUTER_TOKEN2_GAP_SECONDS.histogram(registry)
+        for outcome in (*OUTCOMES, *codes):
+            self.requests.labels(outcome)
+        for code in codes:
+            self.replans.labels(code)
+        for kind in ("whole", "split"):
+            self.plans.labels(kind)
+        for reason in (*LOST_BY, *(status.name.lower() for status in StatusCode)):
+            self.worker_lost.labels(reason)

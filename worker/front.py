@@ -58,7 +58,7 @@ class Front:
         self.side = side
         name = config.worker_id or f"{side.name}-{secrets.token_hex(4)}"
         self.worker_id = WorkerId(name)
-        self.metrics = WorkerMetrics(config.served_name)
+        self.metrics = WorkerMetrics(config.served_name, side.name)
         self.session: Session | None = None
         self.port = 0
         self.probe_port = 0
@@ -171,7 +171,7 @@ class Front:
             tiers=self._tiers.stack,
         )
         session.draining = self._draining
-        self.metrics.incarnations.inc()
+        self.metrics.started(rank.ready, info.transports)
         self._record.publish(info)
         self.session = session
         _log.info("rank ready", incarnation=rank.incarnation, pages=rank.ready.num_pages)

@@ -1,61 +1,74 @@
 """Metrics of a worker, on a registry of its own."""
 
+import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry
 
+from paceline import __version__
 from paceline.core import metrics as names
+from paceline.core.kv_layout import PAGE_TOKENS
 from paceline.engine.messages import Emission, Integrity, Load
 from paceline.worker.slots import SlotState
 
 if TYPE_CHECKING:
     from paceline.worker.peers import Peer
+    from paceline.worker.rank_messages import RankReady
     from paceline.worker.session import Session
 
 PAGE_STATES = ("free", "mapped", "cached", "pinned", "quarantined")
+ENGINE = "0"  # a worker is one
 
 
 class WorkerMetrics:
     """Counters rise where things happen; gauges follow the session at each beat."""
 
-    def __init__(self, model_name: str) -> None:
-        self.registry = CollectorRegistry()
-        self._model_name = model_name
-        self._running = self._model_gauge(names.VLLM_RUNNING, "Sequences in the batch.")
-        self._waiting = self._model_gauge(names.VLLM_WAITING, "Admitted, not in the batch.")
-        self._usage = self._model_gauge(names.VLLM_KV_USAGE, "Share of the pages in use.")
-        self._queries = self._model_counter(names.VLLM_PREFIX_QUERIES, "Tokens looked up.")
-        self._hits = self._model_counter(names.VLLM_PREFIX_HITS, "Tokens found in the cache.")
-        self._preemptions = self._model_counter(names.VLLM_PREEMPTIONS, "Preemptions.")
-        self._prompt = self._model_counter(names.VLLM_PROMPT_TOKENS, "Prompt tokens.")
-        self._generated = self._model_counter(names.VLLM_GENERATION_TOKENS, "Tokens emitted.")
-        self.ready = self._gauge(names.WORKER_READY, "1 when the worker takes requests.")
-        self.incarnations = self._counter(names.WORKER_INCARNATIONS, "Ranks started.")
-        self.redis_up = self._gauge(names.WORKER_REDIS_UP, "1 while Redis takes our events.")
-        self._slots = self._gauge(names.WORKER_SLOTS, "Requests held, in any state.")
-        self._routers = self._gauge(names.WORKER_ROUTERS, "Attached routers.")
-        self._leases = self._gauge(names.LEASES_ACTIVE, "Leases of readers on pages here.")
-        self._leased = self._gauge(names.LEASES_PAGES, "Pages under those leases.")
-        self._expired = self._gauge(names.LEASES_EXPIRED, "Leases of silent readers.")
-        self._handoffs = self._gauge(names.HANDOFFS_HELD, "Prefilled slots held for a reader.")
-        self._reported = self._counter(names.MISMATCHES_REPORTED, "Wrong pages, say readers.")
-        self.failures = self._counter(names.TRANSFER_FAILURES, "Hand-offs not adopted.")
-        self._balanced = self._gauge(names.WORKER_BOOKS_BALANCED, "1: the page states add up.")
-        self._pages = Gauge(names.WORKER_PAGES, "Pages.", ["state"], registry=self.registry)
-        transport = ["transport"]
-        self._bytes = Counter(
-            names.TRANSFER_BYTES, "Bytes of KV read.", transport, registry=self.registry
-        )
-        self._seconds = Counter(
-            names.TRANSFER_SECONDS, "Seconds of reading.", transport, registry=self.registry
-        )
-        self._pieces = Counter(
-            names.TRANSFER_PIECES, "Pulls of committed ranges.", transport, registry=self.registry
-        )
-        self._mismatches = Counter(
-            names.TRANSFER_MISMATCHES, "Wrong checksums.", transport, registry=self.registry
-        )
-        self._num_preemptions = 0
+    def __init__(self, model_name: str, service: str) -> None:
+        registry = self.registry = CollectorRegistry()
+        model = model_name, ENGINE
+        names.SERVICE_INFO.gauge(registry).labels(service, __version__).set(1)
+        names.VLLM_LORA.gauge(registry).labels("0", "", "").set(time.time())
+        self._running = names.VLLM_RUNNING.gauge(registry).labels(*model)
+        self._waiting = names.VLLM_WAITING.gauge(registry).labels(*model)
+        self._usage = names.VLLM_KV_USAGE.gauge(registry).labels(*model)
+        self._cache_config = names.VLLM_CACHE_CONFIG.gauge(registry)
+        self._queries = names.VLLM_PREFIX_QUERIES.counter(registry).labels(*model)
+        self._hits = names.VLLM_PREFIX_HITS.counter(registry).labels(*model)
+        self._preemptions = names.VLLM_PREEMPTIONS.counter(registry).labels(*model)
+        self._generated = names.WORKER_GENERATED.counter(registry)
+        self.ready = names.WORKER_READY.gauge(registry)
+        self._incarnations = names.WORKER_INCARNATIONS.counter(registry)
+        self.redis_up = names.WORKER_REDIS_UP.gauge(registry)
+        self._slots = names.WORKER_SLOTS.gauge(registry)
+        self._routers = names.WORKER_ROUTERS.gauge(registry)
+        self._leases = names.LEASES_ACTIVE.gauge(registry)
+        self._leased = names.LEASES_PAGES.gauge(registry)
+        self._expired = names.LEASES_EXPIRED.counter(registry)
+        self._handoffs = names.HANDOFFS_HELD.gauge(registry)
+        self._reported = names.MISMATCHES_REPORTED.counter(registry)
+        self.failures = names.TRANSFER_FAILURES.counter(registry)
+        self._balanced = names.WORKER_BOOKS_BALANCED.gauge(registry)
+        self._pages = names.WORKER_PAGES.gauge(registry)
+        self._bytes = names.TRANSFER_BYTES.counter(registry)
+        self._seconds = names.TRANSFER_SECONDS.counter(registry)
+        self._pieces = names.TRANSFER_PIECES.counter(registry)
+        self._mismatches = names.TRANSFER_MISMATCHES.counter(registry)
+        self._link_speed = names.TRANSFER_LINK_SPEED.gauge(registry)
+        self._num_preemptions = self._num_expired = 0
+
+    def started(self, ready: "RankReady", transports: Iterable[str]) -> None:
+        """A new incarnation, which counts from 0. Counters of `transports` begin at 0 here: an
+        increase from nothing would not be seen."""
+        self._incarnations.inc()
+        self._num_preemptions = self._num_expired = 0
+        self._cache_config.clear()
+        dtype = ready.groups[0].dtype
+        labels = str(PAGE_TOKENS), str(ready.num_pages), dtype, "True", ENGINE
+        self._cache_config.labels(*labels).set(1)
+        for transport in transports:
+            for counter in (self._bytes, self._seconds, self._pieces, self._mismatches):
+                counter.labels(transport)
 
     def emitted(self, event: Emission, slot: SlotState) -> None:
         self._generated.inc(len(event.token_ids))
@@ -63,7 +76,6 @@ class WorkerMetrics:
             self.looked_up(len(slot.request.token_ids), event.num_cached_tokens)
 
     def looked_up(self, num_tokens: int, num_cached_tokens: int) -> None:
-        self._prompt.inc(num_tokens)
         self._queries.inc(num_tokens)
         self._hits.inc(num_cached_tokens)
 
@@ -83,8 +95,13 @@ class WorkerMetrics:
         self._routers.set(len(session.streams))
         self._leases.set(len(session.leases))
         self._leased.set(session.leases.num_pages)
-        self._expired.set(session.leases.num_expired)
+        self._expired.inc(session.leases.num_expired - self._num_expired)
+        self._num_expired = session.leases.num_expired
         self._handoffs.set(len(session.handoffs))
+        self._link_speed.clear()
+        for peer in session.peers.connected():
+            speed = peer.statistics.figures.bytes_per_second
+            self._link_speed.labels(peer.key[0], peer.link.transport).set(speed)
 
     def observe_pages(self, integrity: Integrity) -> None:
         for state in PAGE_STATES:
@@ -95,20 +112,5 @@ class WorkerMetrics:
         self._running.set(load.num_running)
         self._waiting.set(load.num_waiting)
         self._usage.set(1 - max(load.num_free_pages, 0) / max(load.num_pages, 1))
-        fresh = load.num_preemptions - self._num_preemptions
-        self._preemptions.inc(fresh if fresh >= 0 else load.num_preemptions)
+        self._preemptions.inc(max(0, load.num_preemptions - self._num_preemptions))
         self._num_preemptions = load.num_preemptions
-
-    def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(name, text, registry=self.registry)
-
-    def _counter(self, name: str, text: str) -> Counter:
-        return Counter(name, text, registry=self.registry)
-
-    def _model_gauge(self, name: str, text: str) -> Gauge:
-        made = Gauge(name, text, ["model_name"], registry=self.registry)
-        return made.labels(self._model_name)
-
-    def _model_counter(self, name: str, text: str) -> Counter:
-        made = Counter(name, text, ["model_name"], registry=self.registry)
-        return made.labels(self._model_name)

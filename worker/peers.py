@@ -127,10 +127,13 @@ class PeerDirectory:
             del self._peers[peer.key]
             self._close_later(peer)
 
+    def connected(self) -> list[Peer]:
+        return [peer for task in self._peers.values() if (peer := _made(task))]
+
     def sweep(self) -> None:
         """Forgets peers that have been gone for long."""
         limit_s = FORGET_AFTER * self._config.silence_s
-        for peer in [peer for task in self._peers.values() if (peer := _made(task))]:
+        for peer in self.connected():
             if peer.beats.unanswered_s > limit_s:
                 self.forget(peer)
 

@@ -52,8 +52,11 @@ def worker(
 
 def test_metrics_have_the_names_that_dashboards_know(worker: WorkerProcess) -> None:
     shown = {line.rsplit(" ", 1)[0] for line in worker.metrics()}
-    for name in ("num_requests_running", "kv_cache_usage_perc", "prompt_tokens_total"):
-        assert f'vllm:{name}{{model_name="model"}}' in shown
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+        assert f'vllm:{name}{{engine="0",model_name="model"}}' in shown
+    pool = next(line for line in shown if line.startswith("vllm:cache_config_info{"))
+    assert 'block_size="16"' in pool and 'num_gpu_blocks="1024"' in pool
+    assert any(line.startswith("vllm:lora_requests_info{") for line in shown)
 
 
 def test_the_front_does_without_torch(worker: WorkerProcess) -> None:

@@ -47,7 +47,10 @@ async def test_atom_1562_a_gone_client_is_cancelled_upstream(
         await submission.cancelled.wait()
     await until(lambda: deployment.gateway.serving.num_running == 0)
     text = (await deployment.http.get("/metrics")).text
-    assert 'vllm:request_success_total{finished_reason="cancelled",model_name="mock"}' in text
+    assert (
+        'vllm:request_success_total{engine="0",finished_reason="cancelled",model_name="mock"}'
+        in text
+    )
 
 
 async def test_a_request_that_waits_behind_does_not_hide_that_the_client_left(

@@ -167,7 +167,7 @@ class Rig:
         connectors: Any = SimpleNamespace(close=lambda: None)
         config = WorkerConfig(secret="a secret of the tests", model="/")
         info = worker_pb2.WorkerInfo(vocab_size=100)
-        self.session = Session(config, rank, info, connectors, WorkerMetrics("m"), print)
+        self.session = Session(config, rank, info, connectors, WorkerMetrics("m", "decode"), print)
         peers: Any = SimpleNamespace(get=get, forget=self.forgotten.append, close=close)
         self.session.peers = peers
         request = RequestSpec("r", list(range(16)), 16, bytes(32), SamplingParams(), (0,))

@@ -49,7 +49,7 @@ class Source:
         connectors: Any = SimpleNamespace()
         config = WorkerConfig(secret="a secret of the tests", model="/")
         info = worker_pb2.WorkerInfo(vocab_size=100)
-        self.session = Session(config, rank, info, connectors, WorkerMetrics("m"), print)
+        self.session = Session(config, rank, info, connectors, WorkerMetrics("m", "decode"), print)
         request = RequestSpec("r", list(range(36)), 36, bytes(32), SamplingParams(), (0,))
         self.slot = self.session.slots.open(RouterStream(), 7, request)
         self.ticket = common_pb2.Ticket(
