@@ -25,12 +25,13 @@ test-slow: venv ## real model, many processes
 soak: venv ## ten minutes of load and faults; PACELINE_SOAK_S=60 for one
 	$(BIN)/pytest -m soak $(ARGS)
 
-check: venv ## format, lint, types, import contracts, proto drift, sizes
+check: venv ## format, lint, types, import contracts, drift of what is generated, sizes
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	scripts/proto.sh --check
+	$(BIN)/python -m deploy.observability.build --check
 	$(BIN)/python scripts/check_sizes.py
 
 bench: venv ## quick form of every benchmark, as a table
@@ -52,5 +53,5 @@ clean: ## remove .venv, caches and built files
 	@touch $@
 
 .venv/.installed-dev: $(SOURCES)
-	@scripts/install.sh engine,demo,embedded,nixl,dev
+	@scripts/install.sh engine,demo,embedded,nixl,dashboards,dev
 	@touch .venv/.installed $@

@@ -1,0 +1,401 @@
+"""What the dashboards show: panels as data, in the order in which a reader looks.
+
+Nothing of Grafana in here: build.py makes dashboards of it, tests and benchmarks.alerts put each
+query to metrics and to a real Prometheus.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Unit = Literal["short", "s", "percentunit", "bytes", "Bps", "reqps", "ops"]
+
+WINDOW = "$__rate_interval"  # Grafana's: four scrapes at least
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    expression: str  # PromQL
+    legend: str  # {{label}} stands for a label's value
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    title: str
+    unit: Unit
+    queries: tuple[Query, ...]
+    text: str = ""  # what a reader should make of it
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    uid: str  # name of its file, too
+    title: str
+    panels: tuple[Panel, ...]
+
+
+def rate(name: str, by: str = "", selector: str = "") -> str:
+    grouped = f"sum by ({by}) " if by else "sum"
+    return f"{grouped}(rate({name}{selector}[{WINDOW}]))"
+
+
+def quantile(q: float, name: str, by: str = "", selector: str = "") -> str:
+    labels = f"le, {by}" if by else "le"
+    inner = f"sum by ({labels}) (rate({name}_bucket{selector}[{WINDOW}]))"
+    return f"histogram_quantile({q}, {inner})"
+
+
+def quantiles(name: str) -> tuple[Query, ...]:
+    return tuple(Query(quantile(q, name), f"p{round(100 * q)}") for q in (0.5, 0.95, 0.99))
+
+
+def mean(name: str, by: str) -> str:
+    return f"{rate(f'{name}_sum', by)} / {rate(f'{name}_count', by)}"
+
+
+def share(part: str, whole: str) -> str:
+    """Of two counters; 0 while nothing happens."""
+    return f"{rate(part)} / clamp_min({rate(whole)}, 1e-9)"
+
+
+OVERVIEW = Board(
+    "paceline-overview",
+    "Paceline: overview",
+    (
+        Panel(
+            "Requests",
+            "reqps",
+            (Query(rate("paceline_router_requests_total", "outcome"), "{{outcome}}"),),
+            "How requests end. `completed` and `cancelled` are well.",
+        ),
+        Panel(
+            "Refused or failed at the gateway",
+            "reqps",
+            (Query(rate("paceline_gateway_errors_total", "code"), "{{code}}"),),
+        ),
+        Panel("Time to first token", "s", quantiles("vllm:time_to_first_token_seconds")),
+        Panel("Inter-token latency", "s", quantiles("vllm:inter_token_latency_seconds")),
+        Panel(
+            "Tokens",
+            "ops",
+            (
+                Query(rate("vllm:prompt_tokens_total"), "prompt"),
+                Query(rate("vllm:prompt_tokens_cached_total"), "prompt, cached"),
+                Query(rate("vllm:generation_tokens_total"), "output"),
+            ),
+            "A second.",
+        ),
+        Panel(
+            "Requests at once",
+            "short",
+            (
+                Query("sum(paceline_gateway_running_requests)", "at gateways"),
+                Query("sum(paceline_router_queue_length)", "waiting for a worker"),
+                Query("sum(vllm:num_requests_running)", "in batches"),
+            ),
+        ),
+        Panel(
+            "Workers",
+            "short",
+            (Query("count by (role) (paceline_router_worker_up == 1)", "{{role}}"),),
+            "That routers are connected to.",
+        ),
+        Panel(
+            "Pages in use",
+            "percentunit",
+            (Query("vllm:kv_cache_usage_perc", "{{instance}}"),),
+            "Of the KV pool; cached pages that can be evicted do not count.",
+        ),
+    ),
+)
+
+STAGES = "paceline_request_stage_seconds"
+REQUESTS = Board(
+    "paceline-requests",
+    "Paceline: anatomy of a request",
+    (
+        Panel(
+            "Mean time by stage",
+            "s",
+            (Query(mean(STAGES, "stage"), "{{stage}}"),),
+            "prepare, queue, prefill and decode add up; most of pull lies within prefill.",
+        ),
+        Panel(
+            "Time by stage, p95",
+            "s",
+            (Query(quantile(0.95, STAGES, "stage"), "{{stage}}"),),
+        ),
+        Panel("Wait for a worker", "s", quantiles("vllm:request_queue_time_seconds")),
+        Panel("Prefill", "s", quantiles("vllm:request_prefill_time_seconds")),
+        Panel("Decode", "s", quantiles("vllm:request_decode_time_seconds")),
+        Panel(
+            "A worker is found to last token", "s", quantiles("vllm:request_inference_time_seconds")
+        ),
+        Panel(
+            "First token to second",
+            "s",
+            quantiles("paceline_router_token2_gap_seconds"),
+            "Of all requests: what of a hand-off is not hidden shows here.",
+        ),
+        Panel("Whole request", "s", quantiles("vllm:e2e_request_latency_seconds")),
+        Panel(
+            "Mean time of a token after the first",
+            "s",
+            quantiles("vllm:request_time_per_output_token_seconds"),
+        ),
+        Panel(
+            "Tokens of a request, p50 and p95",
+            "short",
+            tuple(
+                Query(quantile(q, f"vllm:request_{side}_tokens"), f"{side} p{round(100 * q)}")
+                for side in ("prompt", "generation")
+                for q in (0.5, 0.95)
+            ),
+        ),
+        Panel(
+            "Asked for, p95",
+            "short",
+            (
+                Query(quantile(0.95, "vllm:request_params_max_tokens"), "max_tokens"),
+                Query(quantile(0.95, "vllm:request_params_n"), "n"),
+            ),
+        ),
+        Panel(
+            "Ends of choices",
+            "ops",
+            (Query(rate("vllm:request_success_total", "finished_reason"), "{{finished_reason}}"),),
+        ),
+        Panel(
+            "Clients that left",
+            "ops",
+            (Query(rate("paceline_gateway_client_disconnects_total"), "left early"),),
+        ),
+    ),
+)
+
+TRANSFER = Board(
+    "paceline-transfer",
+    "Paceline: KV and transfer",
+    (
+        Panel(
+            "KV pulled",
+            "Bps",
+            (Query(rate("paceline_transfer_bytes_total", "transport"), "{{transport}}"),),
+            "Bytes a second that decode workers read.",
+        ),
+        Panel(
+            "Speed while pulling",
+            "Bps",
+            (
+                Query(
+                    f"{rate('paceline_transfer_bytes_total', 'transport')} / "
+                    f"({rate('paceline_transfer_seconds_total', 'transport')} > 0)",
+                    "{{transport}}",
+                ),
+            ),
+            "Bytes by seconds of reading.",
+        ),
+        Panel(
+            "Links",
+            "Bps",
+            (Query("paceline_transfer_link_bytes_per_second", "{{source}} → {{instance}}"),),
+            "As each reader estimates its links now; pieces are cut by it.",
+        ),
+        Panel(
+            "Pieces",
+            "ops",
+            (Query(rate("paceline_transfer_pieces_total", "transport"), "{{transport}}"),),
+        ),
+        Panel(
+            "Verification failures and hand-offs not adopted",
+            "ops",
+            (
+                Query(rate("paceline_transfer_mismatches_total"), "pages wrong at the reader"),
+                Query(rate("paceline_mismatches_reported_total"), "pages reported to sources"),
+                Query(rate("paceline_transfer_failures_total"), "hand-offs not adopted"),
+            ),
+            "All should be 0; wrong pages are never used.",
+        ),
+        Panel(
+            "Leases",
+            "short",
+            (
+                Query("sum(paceline_leases_active)", "leases"),
+                Query("sum(paceline_leases_pages)", "pages under them"),
+                Query("sum(paceline_handoffs_held)", "prompts held for a reader"),
+            ),
+        ),
+        Panel(
+            "Leases that expired",
+            "ops",
+            (Query(rate("paceline_leases_expired_total"), "expired"),),
+            "Of readers that were silent.",
+        ),
+        Panel(
+            "Local prefix hits",
+            "percentunit",
+            (
+                Query(
+                    share("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"), "hits"
+                ),
+            ),
+            "Of the tokens that workers looked up.",
+        ),
+        Panel(
+            "Pages by state",
+            "short",
+            (Query("sum by (state) (paceline_worker_pages)", "{{state}}"),),
+            "Counted while a worker is idle.",
+        ),
+        Panel(
+            "Pages in tiers", "short", (Query("sum by (tier) (paceline_tier_pages)", "{{tier}}"),)
+        ),
+        Panel(
+            "Tier traffic",
+            "ops",
+            (
+                Query(rate("paceline_tier_hits_total", "tier"), "{{tier}}: found"),
+                Query(rate("paceline_tier_stored_pages_total", "tier"), "{{tier}}: stored"),
+                Query(rate("paceline_tier_evictions_total", "tier"), "{{tier}}: evicted"),
+                Query(rate("paceline_tier_dropped_pages_total", "tier"), "{{tier}}: not taken"),
+            ),
+            "Pages a second.",
+        ),
+        Panel(
+            "Tier reads",
+            "Bps",
+            (Query(rate("paceline_tier_read_bytes_total", "tier"), "{{tier}}"),),
+        ),
+        Panel(
+            "Tier errors",
+            "ops",
+            (Query(rate("paceline_tier_errors_total", "tier, cause"), "{{tier}}: {{cause}}"),),
+        ),
+    ),
+)
+
+ROUTER = Board(
+    "paceline-router",
+    "Paceline: router",
+    (
+        Panel(
+            "Queue",
+            "short",
+            (
+                Query("sum(paceline_router_queue_length)", "waiting"),
+                Query("sum(paceline_router_in_flight_requests)", "admitted"),
+            ),
+        ),
+        Panel("Plans", "ops", (Query(rate("paceline_router_plans_total", "kind"), "{{kind}}"),)),
+        Panel(
+            "Attempts that failed",
+            "ops",
+            (Query(rate("paceline_router_replans_total", "reason"), "{{reason}}"),),
+        ),
+        Panel(
+            "Reservations refused",
+            "ops",
+            (Query(rate("paceline_router_busy_answers_total"), "busy"),),
+        ),
+        Panel(
+            "Cached tokens, predicted and real",
+            "ops",
+            (
+                Query(rate("paceline_router_cached_tokens_predicted_total"), "predicted"),
+                Query(rate("paceline_router_cached_tokens_real_total"), "real"),
+            ),
+            "Tokens a second. Far apart: the index does not tell what workers hold.",
+        ),
+        Panel(
+            "Index",
+            "bytes",
+            (Query("paceline_router_index_bytes", "{{instance}}"),),
+        ),
+        Panel("Keys in the index", "short", (Query("paceline_router_index_keys", "{{instance}}"),)),
+        Panel(
+            "Index repairs",
+            "ops",
+            (
+                Query(rate("paceline_router_index_resyncs_total"), "snapshots"),
+                Query(rate("paceline_router_index_diverged_total"), "digests that differed"),
+                Query(rate("paceline_router_refused_records_total"), "records refused"),
+            ),
+        ),
+        Panel(
+            "Workers lost and quarantined",
+            "short",
+            (
+                Query("sum(increase(paceline_router_worker_lost_total[5m]))", "lost in 5 min"),
+                Query("sum(paceline_router_workers_quarantined)", "quarantined"),
+            ),
+        ),
+        Panel(
+            "Redis answers",
+            "short",
+            (
+                Query("min(paceline_router_redis_up)", "to routers"),
+                Query("min(paceline_worker_redis_up)", "to workers"),
+            ),
+        ),
+        Panel("Time to first token at the router", "s", quantiles("paceline_router_ttft_seconds")),
+        Panel(
+            "Emissions of ended attempts",
+            "ops",
+            (Query(rate("paceline_router_late_emissions_total"), "late"),),
+        ),
+    ),
+)
+
+WORKERS = Board(
+    "paceline-workers",
+    "Paceline: each worker",
+    (
+        Panel("In the batch", "short", (Query("vllm:num_requests_running", "{{instance}}"),)),
+        Panel(
+            "Waiting at the worker", "short", (Query("vllm:num_requests_waiting", "{{instance}}"),)
+        ),
+        Panel("Pages in use", "percentunit", (Query("vllm:kv_cache_usage_perc", "{{instance}}"),)),
+        Panel(
+            "Tokens",
+            "ops",
+            (Query(rate("paceline_worker_generated_tokens_total", "instance"), "{{instance}}"),),
+        ),
+        Panel(
+            "Preemptions",
+            "ops",
+            (Query(rate("vllm:num_preemptions_total", "instance"), "{{instance}}"),),
+        ),
+        Panel("Requests held", "short", (Query("paceline_worker_slots", "{{instance}}"),)),
+        Panel(
+            "In flight, as routers count",
+            "short",
+            (Query("sum by (worker) (paceline_router_worker_in_flight)", "{{worker}}"),),
+        ),
+        Panel("Ready", "short", (Query("paceline_worker_ready", "{{instance}}"),)),
+        Panel(
+            "Ranks started in an hour",
+            "short",
+            (Query("increase(paceline_worker_incarnations_total[1h])", "{{instance}}"),),
+            "One at the start; more: ranks die.",
+        ),
+        Panel(
+            "Routers attached", "short", (Query("paceline_worker_router_streams", "{{instance}}"),)
+        ),
+        Panel(
+            "Page books balance",
+            "short",
+            (Query("paceline_worker_page_books_balanced", "{{instance}}"),),
+        ),
+        Panel(
+            "Version and role",
+            "short",
+            (Query("paceline_service_info", "{{service}} {{version}} {{instance}}"),),
+        ),
+        Panel(
+            "Page pool",
+            "short",
+            (Query("vllm:cache_config_info", "{{instance}}: {{num_gpu_blocks}} × {{block_size}}"),),
+        ),
+    ),
+)
+
+BOARDS = (OVERVIEW, REQUESTS, TRANSFER, ROUTER, WORKERS)
