@@ -128,6 +128,7 @@ FILE_TIER = {"kind": "file", "path": "/data", "capacity_mib": 100}
         ({"workers": {"gpus": 1, "tiers": [OBJECT_TIER]}}, "a pool on a device has no tiers"),
         ({"workers": {"gpus": 1, "gpuClaimTemplate": "x"}}, "exclude each other"),
         ({"model": {"fetch": {"huggingFace": "a/b"}}}, "model.fetch needs model.volume.emptyDir"),
+        ({"workers": {"strategy": {"maxSurge": 0}}}, "maxSurge and maxUnavailable are both 0"),
         ({"workers": {"autoscaling": {"kind": "keda"}}}, "needs the address of Prometheus"),
         (
             {"workers": {"autoscaling": {"kind": "hpa", "targets": {"ttftSeconds": 1}}}},

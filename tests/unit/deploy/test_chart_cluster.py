@@ -196,8 +196,8 @@ def test_a_route_has_no_time_limit_of_its_own() -> None:
 
 
 def exported() -> set[str]:
-    """Names of series as Prometheus sees them."""
-    return {series for metric in metrics.ALL for series in metric.samples}
+    """Names of samples as Prometheus sees them."""
+    return {sample for metric in metrics.ALL for sample in metric.samples}
 
 
 def test_keda_asks_for_metrics_that_exist_by_labels_that_monitors_give() -> None:

@@ -322,8 +322,8 @@ def test_workers_with_stable_names_keep_volumes_of_their_own() -> None:
 
 
 def test_a_model_is_fetched_and_verified_before_anything_starts() -> None:
-    digest = "ab" * 32
-    fetch = {"huggingFace": "a/b", "revision": "77", "sha256": {"config.json": digest}}
+    sums = {"config.json": "ab" * 32, "model.safetensors": "cd" * 32}
+    fetch = {"huggingFace": "a/b", "revision": "77", "sha256": sums}
     model = {"path": "/models/m", "volume": {"emptyDir": {}}, "fetch": fetch}
     objects = rendered(model=model)
     download, verify = pod(objects, "decode")["initContainers"]
@@ -331,13 +331,25 @@ def test_a_model_is_fetched_and_verified_before_anything_starts() -> None:
         *("hf", "download", "a/b", "--revision", "77", "--local-dir", "/models/m")
     ]
     assert verify["command"][0] == "sha256sum" and verify["workingDir"] == "/models/m"
-    assert of_kind(objects, "ConfigMap")["model"]["data"]["SHA256SUMS"].split() == [
-        *(digest, "config.json")
+    listed = of_kind(objects, "ConfigMap")["model"]["data"]
+    assert listed["SHA256SUMS"].split() == [
+        *(sums["config.json"], "config.json"),
+        *(sums["model.safetensors"], "model.safetensors"),
     ]
+    assert listed["TEXTSUMS"].split() == [sums["config.json"], "config.json"]
     assert "readOnly" not in mounts(download)["/models"]
     assert mounts(container(objects, "decode"))["/models"]["readOnly"] is True
-    light, _ = pod(objects, "gateway")["initContainers"]
+    light, verify = pod(objects, "gateway")["initContainers"]
     assert "*.json" in light["command"]  # no weights
+    assert verify["command"][-1].endswith("/TEXTSUMS")
+
+
+def test_sums_of_weights_alone_keep_no_gateway_from_starting() -> None:
+    """sha256sum fails where it has nothing to compare."""
+    fetch = {"huggingFace": "a/b", "sha256": {"model.safetensors": "cd" * 32}}
+    objects = rendered(model={"volume": {"emptyDir": {}}, "fetch": fetch})
+    assert [c["name"] for c in pod(objects, "gateway")["initContainers"]] == ["fetch"]
+    assert [c["name"] for c in pod(objects, "decode")["initContainers"]] == ["fetch", "verify"]
 
 
 def test_another_client_can_fetch_the_model() -> None:

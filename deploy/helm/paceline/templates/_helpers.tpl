@@ -178,20 +178,29 @@ terminationGracePeriodSeconds: {{ add 5 .drainSeconds 15 }}
 {{- end }}
 
 {{- define "paceline.strategy" -}}
+{{- with .strategy }}
+{{- if and (eq (toString .maxSurge) "0") (eq (toString .maxUnavailable) "0") }}
+{{- fail "strategy: maxSurge and maxUnavailable are both 0: no pod could ever be replaced" }}
+{{- end }}
+{{- end }}
 strategy:
   type: RollingUpdate
   rollingUpdate: {maxSurge: {{ .strategy.maxSurge }}, maxUnavailable: {{ .strategy.maxUnavailable }}}
 {{- end }}
 
-{{/* Where pods run. `spread` selects those that are spread. */}}
-{{- define "paceline.placement" -}}
-serviceAccountName: {{ include "paceline.serviceAccount" .root }}
-{{- with .root.Values.image.pullSecrets }}
+{{- define "paceline.pullSecrets" }}
+{{- with .Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range . }}
   - name: {{ . }}
   {{- end }}
 {{- end }}
+{{- end }}
+
+{{/* Where pods run. `spread` selects those that are spread. */}}
+{{- define "paceline.placement" -}}
+serviceAccountName: {{ include "paceline.serviceAccount" .root }}
+{{- include "paceline.pullSecrets" .root }}
 {{- with .values.priorityClassName }}
 priorityClassName: {{ . }}
 {{- end }}

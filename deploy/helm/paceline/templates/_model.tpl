@@ -16,6 +16,16 @@
 {{- end }}
 {{- end }}
 
+{{/* Lines for sha256sum, of all files or (`textOnly`) of those that gateways fetch. */}}
+{{- define "paceline.digests" -}}
+{{- $textOnly := and .textOnly (not (empty .root.Values.model.fetch.huggingFace)) }}
+{{- range $file, $digest := .root.Values.model.fetch.sha256 }}
+{{- if or (not $textOnly) (hasSuffix ".json" $file) (hasSuffix ".jinja" $file) }}
+{{ $digest }}  {{ $file }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{/* Init containers: one that downloads, then one that compares digests. Both print each file.
      Gateways (`textOnly`) leave the weights out where the client can. */}}
 {{- define "paceline.modelFetch" -}}
@@ -50,6 +60,9 @@
   {{- end }}
   env:
     - {name: HOME, value: /tmp}
+    {{- if $fetch.huggingFace }}
+    - {name: HF_HOME, value: /models/.huggingface} # its caches outgrow /tmp
+    {{- end }}
     {{- if and $fetch.huggingFace $fetch.tokenSecret }}
     - name: HF_TOKEN
       valueFrom:
@@ -69,11 +82,12 @@
   volumeMounts:
     - {name: models, mountPath: /models}
     - {name: tmp, mountPath: /tmp}
-{{- if $fetch.sha256 }}
+{{- $sums := ternary "TEXTSUMS" "SHA256SUMS" .textOnly }}
+{{- if include "paceline.digests" . }}
 - name: verify
   image: {{ $ours }}
   imagePullPolicy: {{ .root.Values.image.pullPolicy }}
-  command: [sha256sum, --check, --strict, {{ ternary "--ignore-missing" "--warn" .textOnly }}, /etc/paceline/model/SHA256SUMS]
+  command: [sha256sum, --check, --strict, /etc/paceline/model/{{ $sums }}]
   workingDir: {{ $path }}
   {{- include "paceline.containerSecurity" . | nindent 2 }}
   resources:
