@@ -60,6 +60,11 @@ COMMANDS = {
         "paceline.cli.explain:ExplainConfig",
         "paceline.cli.explain:run",
     ),
+    "top": Command(
+        "show workers, queues, rates and links, live",
+        "paceline.cli.top:TopConfig",
+        "paceline.cli.top:run",
+    ),
     "demo-model": Command(
         "fetch and convert the demo model once; prints its folder",
         "paceline.cli.demo_model:DemoModelConfig",

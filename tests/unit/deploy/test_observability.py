@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from benchmarks.alert_faults import FAULTS
 from deploy.observability.panels import BOARDS
 from tests.support.promql import problems
 
@@ -54,6 +55,11 @@ def test_an_alert_asks_for_what_is_exported_and_has_a_runbook(rule: dict[str, An
     runbook = ROOT / rule["annotations"]["runbook"]
     assert runbook == RUNBOOKS / f"{rule['alert']}.md"
     assert runbook.read_text().startswith(f"# {rule['alert']}\n")
+
+
+def test_each_alert_has_one_fault_that_is_injected() -> None:
+    injected = [name for fault in FAULTS for name in fault.alerts]
+    assert sorted(injected) == sorted(rule["alert"] for rule in ALERTS)
 
 
 def test_no_runbook_is_left_of_an_alert_that_is_gone() -> None:

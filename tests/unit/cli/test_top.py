@@ -1,0 +1,75 @@
+"""`paceline top` against processes that show real registries."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from paceline.cli import main as cli
+from paceline.cli.top import TopConfig, look
+from paceline.core import metrics as names
+from paceline.core.errors import ConfigError
+from paceline.core.probes import ProbeServer
+from paceline.gateway.metrics import GatewayMetrics
+from paceline.router.metrics import RouterMetrics
+from paceline.worker.metrics import WorkerMetrics
+
+
+@asynccontextmanager
+async def shown(*registries: CollectorRegistry) -> AsyncIterator[list[str]]:
+    servers = [ProbeServer("127.0.0.1", 0, list, registry) for registry in registries]
+    try:
+        yield [f"http://127.0.0.1:{await server.start()}" for server in servers]
+    finally:
+        for server in servers:
+            await server.stop()
+
+
+async def test_it_shows_each_process_with_its_rates(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    gateway, router, worker = GatewayMetrics(), RouterMetrics(), WorkerMetrics("m", "decode")
+    links = CollectorRegistry()
+    names.SERVICE_INFO.gauge(links).labels("decode", "1").set(1)
+    names.TRANSFER_LINK_SPEED.gauge(links).labels("prefill-7", "tcp").set(2.5e9)
+    router.queue_length.set(17)
+    async with shown(gateway.registry, router.registry, worker.registry, links) as urls:
+        gone = "http://127.0.0.1:9"
+        arguments = ["top", f"--urls={','.join([*urls, gone])}", "--interval-s=0.4", "--looks=1"]
+        running = asyncio.create_task(asyncio.to_thread(cli.main, arguments))
+        await asyncio.sleep(0.2)
+        model = gateway.for_model("m")
+        model.prompt_tokens.inc(4000)
+        for _ in range(4):
+            model.ttft.observe(0.25)
+        assert await running == 0
+    text = capsys.readouterr().out
+    for title in ("gateways", "routers", "workers", "links", "no answer"):
+        assert title in text
+    assert "250.0" in text  # mean TTFT in ms of what came since the first look
+    assert re.search(r"router +127\S+ +17 ", text)
+    assert re.search(r"prefill-7 +127\S+ +tcp +2\.50", text)
+    assert text.rstrip().endswith("127.0.0.1:9")
+
+
+async def test_a_process_that_shows_no_metrics_is_no_answer() -> None:
+    async with shown(CollectorRegistry()) as urls:
+        assert (await asyncio.to_thread(look, urls[0])).service == ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"urls": ()}, "urls"),
+        ({"urls": ("127.0.0.1:9101",)}, "urls"),
+        ({"urls": ("http://h:1",), "interval_s": 0.0}, "interval_s"),
+        ({"urls": ("http://h:1",), "looks": -1}, "looks"),
+    ],
+)
+def test_wrong_settings_are_refused(settings: dict[str, object], field: str) -> None:
+    with pytest.raises(ConfigError, match=field):
+        TopConfig(**settings)  # type: ignore[arg-type]
