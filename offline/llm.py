@@ -64,7 +64,8 @@ class LLM:
         max_running: int = 64,
         num_threads: int = 0,
     ) -> None:
-        """The settings are those of a worker: `paceline decode --help` explains them."""
+        """The settings are those of a worker: `paceline decode --help` explains them. `num_threads`
+        becomes that of torch in this process."""
         worker = WorkerConfig(
             model=str(model),
             secret=secrets.token_hex(32),
@@ -112,7 +113,8 @@ class LLM:
         return self._run(self._chat(conversations, options))
 
     def close(self) -> None:
-        """Ends what runs, and frees the engine."""
+        """Ends what runs, and both threads. Weights and pages go with the last reference, when
+        the collector has come by."""
         if not self._loop.is_closed():
             self._run(self._stop())
             self._loop.call_soon_threadsafe(self._loop.stop)

@@ -1,5 +1,7 @@
 """An engine in the own process answers lists of prompts as the servers would."""
 
+import gc
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -146,6 +148,21 @@ def test_an_engine_that_fails_ends_what_waits_for_it(
     broken.close()  # twice is once
     with pytest.raises(RuntimeError, match="closed"):
         broken.generate(["Hi"])
+
+
+def test_one_that_is_closed_leaves_no_thread_no_descriptor_and_no_pool(model: Path) -> None:
+    def held() -> tuple[int, int, int]:
+        gc.collect()
+        pools = Path("/proc/self/maps").read_text().count("memfd:")
+        return threading.active_count(), len(os.listdir("/proc/self/fd")), pools
+
+    before = held()
+    made = LLM(model, pool_mib=8, num_threads=1)
+    made.generate(["Hi"] * 9, max_tokens=3)
+    assert held() > before
+    made.close()
+    del made
+    assert held() == before
 
 
 def test_a_model_or_setting_that_cannot_work_is_named(model: Path, tmp_path: Path) -> None:
