@@ -38,10 +38,12 @@ class PodFailed(Exception):
 
 
 def in_own_network() -> None:
-    """Starts this program again in namespaces that end with it. Needs root."""
+    """Starts this program again in namespaces that end with it. Exits unless root does."""
+    if os.geteuid():
+        sys.exit("namespaces of its own: only root may make them")
     if os.environ.get("PACELINE_OWN_NETWORK") != "1":
         os.environ["PACELINE_OWN_NETWORK"] = "1"
-        again = [sys.executable, "-P", *sys.orig_argv[sys.orig_argv.index("-m") :]]
+        again = [sys.executable, *sys.orig_argv[1:]]
         os.execvp("unshare", ["unshare", "--net", "--mount", *again])
     run("mount", "--make-rprivate", "/")
     run("mount", "-t", "tmpfs", "tmpfs", "/run")
@@ -396,6 +398,7 @@ class Deployment:
             new = self._make()
             self.pods.append(new)
             await new.start()
+            await asyncio.sleep(self._spec.get("minReadySeconds", 0))
             await self._end(old)
 
     async def stop(self) -> None:

@@ -184,6 +184,16 @@ def test_kserve_5496_endpoints_forget_a_pod_before_it_drains() -> None:
     assert reached <= of_kind(objects, "Service").keys()
 
 
+@pytest.mark.parametrize("stable", [False, True])
+def test_kserve_5496_an_old_worker_goes_when_routers_know_the_new_one(stable: bool) -> None:
+    """A worker is ready before a router has found it. Seen in benchmarks.rollout: gateways without
+    any decode worker became unready, and clients were turned away."""
+    objects = rendered(workers={"stableNames": stable})
+    assert owner(objects, "decode")["spec"]["minReadySeconds"] >= 10
+    readiness = container(objects, "gateway")["readinessProbe"]
+    assert readiness["failureThreshold"] * readiness["periodSeconds"] >= 10
+
+
 def test_kserve_5496_no_stream_is_cut_by_a_gateway_that_drains_with_the_defaults() -> None:
     longest_s = GatewayConfig.__dataclass_fields__["request_timeout_s"].default
     given = environment(container(rendered(), "gateway"))["PACELINE_GATEWAY_DRAIN_TIMEOUT_S"]

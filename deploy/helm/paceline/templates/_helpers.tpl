@@ -138,12 +138,13 @@ readinessProbe:
   httpGet: {path: /readyz, port: {{ .port }}}
   periodSeconds: 2
   timeoutSeconds: 2
-  failureThreshold: 2
+  failureThreshold: {{ .unready | default 2 }}
 {{- end }}
 
-{{/* Front doors serve once they listen; whether there is somebody to serve is for /readyz. */}}
+{{/* Front doors serve once they listen; whether there is somebody to serve is for /readyz. Requests wait
+     in the router for a worker that starts again: ten seconds without one turn no client away. */}}
 {{- define "paceline.frontProbes" -}}
-{{- include "paceline.probes" (dict "port" . "startup" "/livez" "startSeconds" 120) }}
+{{- include "paceline.probes" (dict "port" . "startup" "/livez" "startSeconds" 120 "unready" 5) }}
 {{- end }}
 
 {{- define "paceline.podSecurity" -}}
