@@ -65,6 +65,11 @@ COMMANDS = {
         "paceline.cli.top:TopConfig",
         "paceline.cli.top:run",
     ),
+    "sim": Command(
+        "replay a trace on simulated workers: aggregated, or how many prefill and decode?",
+        "paceline.sim.main:SimConfig",
+        "paceline.sim.main:run",
+    ),
     "demo-model": Command(
         "fetch and convert the demo model once; prints its folder",
         "paceline.cli.demo_model:DemoModelConfig",

@@ -115,7 +115,7 @@ def draw(
     def take(those: Iterable[W], num_more: int) -> None:
         for worker in those:
             candidate = describe(worker)
-            if candidate is None or not _has_room(candidate, job):
+            if candidate is None or not has_room(candidate, job):
                 continue
             if candidate.worker in job.avoid:
                 avoided[candidate.worker] = candidate
@@ -185,7 +185,7 @@ def _cost(job: Job, candidate: Candidate, token_cost: float) -> Cost:
     )
 
 
-def _has_room(candidate: Candidate, job: Job) -> bool:
+def has_room(candidate: Candidate, job: Job) -> bool:
     """A job larger than the pool passes: the worker refuses it with the numbers in the error."""
     if candidate.is_prefill:
         return True

@@ -1,0 +1,339 @@
+"""Replays a load on simulated workers: the router's fleet, index, placement and accounting are its
+own code, with a clock that we set; only streams, Redis and engines are not there."""
+
+import asyncio
+import hashlib
+import heapq
+import itertools
+import operator
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+from paceline.core.keys import INDEX_KEY_BYTES, KEY_BYTES
+from paceline.router.attempt import Attempt
+from paceline.router.config import RouterConfig
+from paceline.router.fleet import Fleet
+from paceline.router.index import PrefixIndex
+from paceline.router.metrics import RouterMetrics
+from paceline.router.mirror import KvEvent, MirrorSet
+from paceline.router.placement import Line, Placer
+from paceline.router.request import Request
+from paceline.router.worker_session import Flight, WorkerSession
+from paceline.rpc.redis_schema import DEVICE, MAX_EVENT_KEYS, Kind
+from paceline.sim.clock import Agenda, run_virtual
+from paceline.sim.policies import PlacerOf
+from paceline.sim.profile import Profile
+from paceline.sim.slo import Slo
+from paceline.sim.trace import HASH_BLOCKS, Arrival
+from paceline.sim.worker import MockWorker, StepTimes, Work
+from paceline.v1 import common_pb2, worker_pb2
+
+MODEL, DIGEST = "simulated", "5a" * 32
+BEAT_S = 1.0
+MAX_TOKENS = 4096  # that requests ask for: how many come is known to workers alone
+EVENT_BLOCKS = MAX_EVENT_KEYS // HASH_BLOCKS
+INDEX_BYTES = 512 << 20
+LENGTH = common_pb2.FINISH_REASON_LENGTH
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What is simulated. `noise`: of each step's time, evenly up to so much more or less."""
+
+    profile: Profile
+    num_prefill: int = 0
+    num_decode: int = 8
+    noise: float = 0.1
+    seed: int = 0
+    time_scale: float = 1.0  # arrivals come so many times as fast
+    slo: Slo = Slo()
+    gives_up: bool = False  # ends when too many have missed the SLO
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a request; times from its arrival on."""
+
+    arrival: Arrival
+    ttft_s: float = float("inf")
+    total_s: float = float("inf")
+    num_cached: int = 0
+    worker: str = ""  # that computed its prompt
+    reader: str = ""  # that decoded
+
+    @property
+    def mean_itl_s(self) -> float:
+        return (self.total_s - self.ttft_s) / max(1, self.arrival.num_output_tokens - 1)
+
+
+@dataclass(slots=True)
+class Replay:
+    outcomes: list[Outcome]
+    times: list[StepTimes]
+    busiest_over_mean: float = 0.0  # sequences at the busiest worker over the mean, while loaded
+    gave_up: bool = False
+
+
+class Load:
+    """Arrivals, and the messages and keys that a gateway would make of them. Made once."""
+
+    def __init__(self, arrivals: Sequence[Arrival]) -> None:
+        self.arrivals = list(arrivals)
+
+    @cached_property
+    def messages(self) -> list[common_pb2.TokenRequest]:
+        return [_message(number, arrival) for number, arrival in enumerate(self.arrivals)]
+
+    @cached_property
+    def keys(self) -> list[bytes]:
+        return [b"".join(map(_KEYS.full, arrival.blocks)) for arrival in self.arrivals]
+
+
+class BlockKeys:
+    """The keys of the 32 hash blocks in a block of a trace, which stand for its tokens."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[bytes, bytes]] = {}
+
+    def full(self, block: int) -> bytes:
+        """As in a request."""
+        return self._of(block)[0]
+
+    def short(self, block: int) -> bytes:
+        """As in the index."""
+        return self._of(block)[1]
+
+    def _of(self, block: int) -> tuple[bytes, bytes]:
+        found = self._made.get(block)
+        if found is None:
+            full = hashlib.shake_128(b"%d" % block).digest(HASH_BLOCKS * KEY_BYTES)
+            starts = range(0, len(full), KEY_BYTES)
+            short = b"".join(full[start : start + INDEX_KEY_BYTES] for start in starts)
+            found = self._made[block] = full, short
+        return found
+
+
+_KEYS = BlockKeys()
+
+
+@dataclass(eq=False)
+class Attached:
+    """A link whose worker is connected, as the fleet knows them, and what it leads to."""
+
+    session: WorkerSession
+    worker: MockWorker
+    sequence: int = 0
+
+
+class Silent:
+    """Where output goes that nobody reads."""
+
+    def emit(self, emission: common_pb2.Emission) -> None: ...
+
+    def fail(self, slot: int, error: Exception) -> None: ...
+
+
+_SILENT = Silent()
+
+
+class Cluster:
+    """`run` once."""
+
+    def __init__(self, agenda: Agenda, setup: Setup, load: Load, make_placer: PlacerOf) -> None:
+        self._agenda = agenda
+        self._setup = setup
+        self._load = load
+        config = RouterConfig(secret="s" * 32, max_slots_per_worker=1 << 20)
+        self._fleet = Fleet(config, RouterMetrics())
+        self._mirrors = MirrorSet(PrefixIndex(INDEX_BYTES))
+        chance = random.Random(setup.seed)
+        self._placer: Placer = make_placer(
+            config, self._fleet, self._mirrors, random.Random(chance.random())
+        )
+        self._links: dict[str, Attached] = {}
+        for number in range(setup.num_prefill):
+            self._attach(f"p{number}", worker_pb2.ROLE_PREFILL, random.Random(chance.random()))
+        for number in range(setup.num_decode):
+            self._attach(f"d{number}", worker_pb2.ROLE_DECODE, random.Random(chance.random()))
+        self._fleet.refresh_models(0.0)
+        self._waiting: list[tuple[tuple[int, int], Line, Outcome]] = []
+        self._outcomes = [Outcome(arrival) for arrival in load.arrivals]
+        self._num_open = len(self._outcomes)
+        self._num_missed = 0
+        self._busy: list[float] = []
+
+    async def run(self) -> Replay:
+        for number, arrival in enumerate(self._load.arrivals):
+            when = arrival.at_s / self._setup.time_scale
+            self._agenda.at(when, partial(self._arrive, number, when))
+        for link in self._links.values():
+            self._beat(link)
+        turns = 0
+        most_missed = len(self._outcomes)
+        if self._setup.gives_up:
+            most_missed = int((1 - self._setup.slo.share) * most_missed)
+        while self._num_open and self._num_missed <= most_missed and self._agenda.advance():
+            turns += 1
+            if not turns % 4096:
+                await asyncio.sleep(0)  # callbacks of futures that nobody waits for
+        times = [link.worker.times for link in self._links.values()]
+        busy = sum(self._busy) / len(self._busy) if self._busy else 0.0
+        return Replay(self._outcomes, times, busy, self._num_open > 0)
+
+    def _attach(self, name: str, role: worker_pb2.Role, chance: random.Random) -> None:
+        profile = self._setup.profile
+        info = worker_pb2.WorkerInfo(
+            worker_id=name,
+            incarnation="1",
+            role=role,
+            model=MODEL,
+            content_digest=DIGEST,
+            context_length=1 << 21,
+            num_pages=profile.num_pages,
+        )
+        worker = MockWorker(profile, self._agenda, chance, self._setup.noise)
+        link = Attached(WorkerSession(info, 0.0), worker)
+        self._links[name] = link
+        self._fleet.links[name] = link  # type: ignore[assignment]
+        self._mirrors.follow(name, "1")
+        self._publish(link, Kind.CLEARED, b"")
+        worker.on_step = partial(self._stepped, link)
+
+    def _arrive(self, number: int, when: float) -> None:
+        message = self._load.messages[number]
+        message.block_keys = self._load.keys[number]
+        request = Request(number, message, _SILENT, 1e6)
+        order = message.priority, number
+        line = Line(request, DIGEST, (0,), order)
+        self._outcomes[number].arrival = self._load.arrivals[number]
+        heapq.heappush(self._waiting, (order, line, self._outcomes[number]))
+        self._serve()
+
+    def _serve(self) -> None:
+        """As the router's queue: in order, and the first that finds no place holds the rest."""
+        while self._waiting:
+            _, line, outcome = self._waiting[0]
+            attempt = self._placer.place(line)
+            if attempt is None:
+                return
+            heapq.heappop(self._waiting)
+            self._drive(attempt, outcome)
+
+    def _drive(self, attempt: Attempt, outcome: Outcome) -> None:
+        arrived = attempt.request.created_at
+        compute = self._links[attempt.compute.session.worker_id]
+        attempt.compute.send(worker_pb2.WorkerCommand())
+        compute.session.outbox.get_nowait()
+        outcome.worker = outcome.reader = attempt.compute.session.worker_id
+        num_more = outcome.arrival.num_output_tokens - 1
+
+        def first_token() -> None:
+            outcome.ttft_s = self._agenda.now - arrived
+            outcome.num_cached = work.num_cached
+            self._emit(compute, attempt.compute, 0, 1, not num_more, work.num_cached)
+            if reader is not None:
+                pull_s = num_pulled * self._setup.profile.pull_s
+                ready = self._agenda.now + self._setup.profile.pull_launch_s + pull_s
+                self._agenda.at(ready, partial(self._hand_over, compute, work, reader, joining))
+
+        def end() -> None:
+            outcome.total_s = self._agenda.now - arrived
+            at, flight = compute, attempt.compute
+            if reader is not None and attempt.decode is not None:
+                at, flight = reader, attempt.decode
+            if num_more:
+                self._emit(at, flight, 1, num_more, True, 0)
+            for open_flight in attempt.flights:
+                open_flight.ended = True
+            attempt.close()
+            self._num_open -= 1
+            slo = self._setup.slo
+            self._num_missed += not slo.is_met(outcome.arrival, outcome.ttft_s, outcome.total_s)
+
+        reader: Attached | None = None
+        work = Work(outcome.arrival, first_token, end)
+        joining = work
+        num_pulled = 0
+        if attempt.decode is not None and num_more:
+            reader = self._links[attempt.decode.session.worker_id]
+            attempt.decode.send(worker_pb2.WorkerCommand())
+            reader.session.outbox.get_nowait()
+            outcome.reader = attempt.decode.session.worker_id
+            work.decodes = False
+            joining = Work(outcome.arrival, first_token, end)
+            num_pulled = reader.worker.reserve(joining)
+        compute.worker.submit(work)
+
+    def _hand_over(self, source: Attached, held: Work, reader: Attached, joining: Work) -> None:
+        source.worker.release(held)
+        reader.worker.join(joining)
+
+    def _emit(
+        self, link: Attached, flight: Flight, first: int, count: int, ends: bool, num_cached: int
+    ) -> None:
+        frame = worker_pb2.WorkerFrame()
+        emission = frame.emissions.add(slot=flight.slot, position=first)
+        emission.token_ids.extend([1] * count)
+        emission.num_cached_tokens = num_cached
+        if ends:
+            emission.finish = LENGTH
+        link.session.handle(frame, self._agenda.now)
+
+    def _stepped(self, link: Attached) -> None:
+        """A step's frame, and what it lets go on."""
+        self._tell(link)
+        changes = link.worker.cache.changes
+        for stored, those in itertools.groupby(changes, key=operator.itemgetter(0)):
+            kind = Kind.STORED if stored else Kind.REMOVED
+            packed = [_KEYS.short(block) for _, block in those]
+            for start in range(0, len(packed), EVENT_BLOCKS):
+                self._publish(link, kind, b"".join(packed[start : start + EVENT_BLOCKS]))
+        changes.clear()
+        frame = worker_pb2.WorkerFrame(load=link.worker.load())
+        link.session.handle(frame, self._agenda.now)
+        if self._waiting:
+            self._serve()
+
+    def _tell(self, link: Attached) -> None:
+        """How evenly sequences lie, as long as there are several for each worker."""
+        loads = [other.session.num_in_flight for other in self._links.values()]
+        if sum(loads) >= 4 * len(loads):
+            self._busy.append(max(loads) * len(loads) / sum(loads))
+
+    def _beat(self, link: Attached) -> None:
+        frame = worker_pb2.WorkerFrame(load=link.worker.load())
+        link.session.handle(frame, self._agenda.now)
+        if self._waiting:
+            self._serve()
+        self._agenda.at(self._agenda.now + BEAT_S, partial(self._beat, link))
+
+    def _publish(self, link: Attached, kind: Kind, packed: bytes) -> None:
+        assert len(packed) <= MAX_EVENT_KEYS * INDEX_KEY_BYTES
+        link.sequence += 1
+        name = link.session.worker_id
+        event = KvEvent(name, "1", link.sequence, kind, DEVICE, packed)
+        self._mirrors.workers[name].apply(event)
+
+
+def replay(setup: Setup, load: Load, make_placer: PlacerOf) -> Replay:
+    """Deterministic: the same setup, load and placer give the same outcomes."""
+
+    async def run(agenda: Agenda) -> Replay:
+        return await Cluster(agenda, setup, load, make_placer).run()
+
+    return run_virtual(run)
+
+
+def _message(number: int, arrival: Arrival) -> common_pb2.TokenRequest:
+    return common_pb2.TokenRequest(
+        request_id=f"r{number}",
+        model=MODEL,
+        tenant="t",
+        token_ids=bytes(arrival.num_prompt_tokens),
+        num_prompt_tokens=arrival.num_prompt_tokens,
+        sampling=common_pb2.SamplingParams(
+            max_tokens=max(MAX_TOKENS, arrival.num_output_tokens), temperature=0, top_p=1, n=1
+        ),
+    )

@@ -1,0 +1,115 @@
+"""`paceline sim`: should I disaggregate, and with how many of each?"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+from rich.console import Console
+from rich.table import Table
+
+from paceline.core.config import setting
+from paceline.core.errors import ConfigError
+from paceline.router.placement import Placer
+from paceline.sim.cluster import Load, Setup, replay
+from paceline.sim.goodput import Summary, goodput, summarise
+from paceline.sim.profile import H200_LLAMA_8B
+from paceline.sim.slo import Slo
+from paceline.sim.trace import read_mooncake
+
+_check = ConfigError.check
+
+
+@dataclass(frozen=True, slots=True)
+class SimConfig:
+    """Replay a trace on simulated H200 workers, aggregated and as xPyD; docs/simulation.md."""
+
+    env_prefix: ClassVar[str] = "PACELINE_SIM_"
+
+    trace: str = setting("", "File in the Mooncake format, .xz or plain.")
+    requests: int = setting(2000, "How many of its requests, from the first on.")
+    workers: int = setting(8, "Workers in all.")
+    prefill: str = setting("0,2,3,4", "How many of them prefill only: a row for each number.")
+    time_scale: float = setting(
+        0.0, "How many times as fast requests come; 0: at the first row's goodput."
+    )
+    seed: int = setting(0, "Of all chance: the same seed gives the same table.")
+    noise: float = setting(0.1, "Of each step's time: at most this share more or less.")
+    ttft_s: float = setting(1.0, "Promised time to the first token, in seconds, …")
+    ttft_token_s: float = setting(1e-4, "… and this for each token of the prompt.")
+    itl_s: float = setting(0.040, "Promised time between tokens, on average, in seconds.")
+    share: float = setting(0.9, "Of requests that have to get what was promised.")
+
+    def __post_init__(self) -> None:
+        _check("trace", self.trace, Path(self.trace).is_file(), "is no file")
+        for name in ("requests", "workers"):
+            _check(name, getattr(self, name), getattr(self, name) >= 1, "must be at least 1")
+        fit = all(0 <= count < self.workers for count in self.num_prefill)
+        _check("prefill", self.prefill, fit, "must leave a worker that decodes")
+        _check("time_scale", self.time_scale, self.time_scale >= 0, "must not be negative")
+        _check("noise", self.noise, 0 <= self.noise < 1, "must lie between 0 and 1")
+        _check("share", self.share, 0 < self.share <= 1, "must lie between 0 and 1")
+        for name in ("ttft_s", "ttft_token_s", "itl_s"):
+            _check(name, getattr(self, name), getattr(self, name) >= 0, "must not be negative")
+
+    @property
+    def num_prefill(self) -> tuple[int, ...]:
+        try:
+            return tuple(int(part) for part in self.prefill.split(","))
+        except ValueError:
+            raise ConfigError("prefill", self.prefill, "must be numbers, split by commas") from None
+
+    @property
+    def slo(self) -> Slo:
+        return Slo(self.ttft_s, self.ttft_token_s, self.itl_s, self.share)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    fleet: str
+    goodput: float  # requests a second
+    time_scale: float  # at which the rest was measured
+    summary: Summary
+
+
+def run(config: SimConfig) -> int:
+    table = Table("workers", "goodput", "SLO met", *_TIMES, "hit rate")
+    shown: list[Row] = rows(config)
+    for row in shown:
+        seen = row.summary
+        times = (seen.ttft_p50_s, seen.ttft_p99_s, seen.itl_p50_s, seen.itl_p99_s)
+        cells = [f"{1000 * time:.1f}" for time in times]
+        rate = f"{row.goodput:.2f} /s"
+        table.add_row(row.fleet, rate, f"{seen.good:.1%}", *cells, f"{seen.hit_rate:.1%}")
+    console = Console()
+    console.print(table)
+    console.print(f"All but goodput at {shown[0].time_scale:.2f} times the trace's pace, in ms.")
+    return 0
+
+
+_TIMES = ("TTFT p50", "TTFT p99", "ITL p50", "ITL p99")
+
+
+def rows(config: SimConfig) -> list[Row]:
+    """One a fleet. Deterministic."""
+    load = Load(read_mooncake(Path(config.trace), config.requests))
+    _check("trace", config.trace, bool(load.arrivals), "holds no request")
+    span_s = max(load.arrivals[-1].at_s, 1e-3)
+    time_scale, guess, found = config.time_scale, 2.0, []
+    for num_prefill in config.num_prefill:
+        num_decode = config.workers - num_prefill
+        setup = Setup(
+            H200_LLAMA_8B,
+            num_prefill,
+            num_decode,
+            noise=config.noise,
+            seed=config.seed,
+            slo=config.slo,
+        )
+        most = goodput(setup, load, Placer, guess)
+        guess = most or guess
+        time_scale = time_scale or guess
+        done = replay(replace(setup, time_scale=time_scale), load, Placer)
+        name = f"{num_prefill}P{num_decode}D" if num_prefill else f"{num_decode} aggregated"
+        rate = most * len(load.arrivals) / span_s
+        found.append(Row(name, rate, time_scale, summarise(done, config.slo)))
+    return found
