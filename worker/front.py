@@ -31,6 +31,7 @@ from paceline.worker.worker_tiers import WorkerTiers
 BACK_OFF_S = (0.05, 10.0)  # first, longest; it doubles while ranks die young
 YOUNG_S = 30.0
 HEALTH_PERIOD_S = 0.2
+LAST_FRAMES_S = 0.05  # in which routers are told of a drain, if nothing else keeps us
 SERVICES = (
     worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name,
     kv_pb2.DESCRIPTOR.services_by_name["KvTransferService"].full_name,
@@ -214,11 +215,13 @@ class Front:
     async def drain(self) -> None:
         """Unready, refuses new work, waits for what runs, at most `drain_timeout_s`."""
         self._draining = True
-        if self.session is None:
+        session = self.session
+        if session is None:
             return
-        self.session.draining = True
+        session.start_draining()
+        await asyncio.sleep(LAST_FRAMES_S)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.session.slots.idle(), self.config.drain_timeout_s)
+            await asyncio.wait_for(session.slots.idle(), self.config.drain_timeout_s)
 
     # --- stop ---
 

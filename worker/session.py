@@ -148,6 +148,12 @@ class Session:
         for slot in list(stream.slots.values()):
             self.end(slot)
 
+    def start_draining(self) -> None:
+        """Routers learn it now, not with the next beat: that we leave is no loss then."""
+        self.draining = True
+        for stream in list(self.streams):
+            stream.flush(self.load_now(), beat=True)
+
     def load_now(self) -> worker_pb2.Load:
         return load_to_proto(self.load, self.step, self.watch.rounds, self.draining)
 

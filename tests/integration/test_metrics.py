@@ -107,3 +107,15 @@ def test_the_router_answers_for_unlike_workers_and_with_one_down(cluster: Cluste
     check(text, "router")
     assert 'role="prefill"' in text and 'role="decode"' not in text
     check(text_of(cluster, "gateway"), "gateway")
+
+
+def test_a_worker_that_leaves_after_a_drain_is_not_lost(cluster: Cluster) -> None:
+    """A rollout is no fault: the alert PacelineWorkersLost leaves it out."""
+
+    def lost(**labels: str) -> float:
+        return total(scrape(cluster.urls["router"]), names.ROUTER_WORKER_LOST, **labels)
+
+    before = lost()
+    cluster.kill("prefill-0", signal.SIGTERM)
+    wait_for(lambda: lost() > before, 10)
+    assert lost(reason="drained") == 1
