@@ -18,7 +18,7 @@ from paceline.kernels.decode_inputs import DecodeInputs, DecodeRows, fill_inputs
 from paceline.models.base import ForwardBatch, Model
 
 # Rows of a product that cuBLAS is slow at: Llama-8B's gate and up took 103 µs with 128 rows on an
-# H200, 64 with 120 and 65 with 136.
+# H200, 64 with 120 and 65 with 136. Not for a model that multiplies few rows by kernels of ours.
 _SLOW_ROWS = {128: 136}
 _FIRST_CONTEXT_RUNG = 512  # tokens; rungs grow fourfold up to the longest sequence
 
@@ -54,7 +54,8 @@ class DecodeGraphs:
         self.model = model
         self.pools = pools
         self.scratch_page = scratch_page
-        self.batch_rungs = [_SLOW_ROWS.get(num, num) for num in rungs(1, 2, max_batch)]
+        slow = {} if getattr(model, "fuses_decodes", False) else _SLOW_ROWS
+        self.batch_rungs = [slow.get(num, num) for num in rungs(1, 2, max_batch)]
         self.context_rungs = rungs(_FIRST_CONTEXT_RUNG, 4, max_length)
         self.captured: dict[tuple[int, int], Captured] = {}
         self._memory = torch.cuda.graph_pool_handle()  # shared by all: one runs at a time
@@ -156,4 +157,5 @@ def decode_batch(inputs: DecodeInputs, max_context: int) -> ForwardBatch:
         max_query_len=1,
         max_context_len=max_context,
         prefills=(),
+        wants_last_rows=True,
     )

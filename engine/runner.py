@@ -1,5 +1,6 @@
 """Turns a plan into tensors, runs the model, launches sampling."""
 
+from collections import deque
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,12 +16,14 @@ from paceline.engine.pools import PageSums, Sums, unsigned
 from paceline.engine.position_logprobs import position_logprobs
 from paceline.engine.promise import Promise
 from paceline.engine.sampler import Drawn, SampleBatch, Sampled, collect, sample
-from paceline.kernels.decode_inputs import DecodeRows, known_tokens
+from paceline.kernels import backend
+from paceline.kernels.decode_inputs import DecodeRows, known_tokens, write_tables
 from paceline.kernels.token_scores import TokenScores, token_scores
-from paceline.kernels.transfer import to_device, to_host
+from paceline.kernels.transfer import to_device, to_host, to_kernels
 from paceline.models.base import ForwardBatch, Model, PrefillChunk
 
 Int64s = NDArray[np.int64]
+_MAX_STAGED = 4  # steps whose inputs are kept: one runs while another is launched
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,7 @@ class Runner:
         self.device = pools[0].device
         self._next_ids = torch.zeros(1, dtype=torch.int64, device=self.device)
         self._tables = torch.zeros(0)
+        self._staged = deque[torch.Tensor](maxlen=_MAX_STAGED)
         if self.device.type != "cpu":
             tables = state.block_tables
             self._tables = torch.zeros(tables.shape, dtype=torch.int64, device=self.device)
@@ -192,16 +196,15 @@ class Runner:
         """For a graph: the device has the block tables, less what has changed of them."""
         tokens = self.state.next_token[arrays.rows]
         changes = self.state.take_changes()
-        rows, contexts, ids, *changed = to_device(
-            self.device, arrays.rows, arrays.contexts, tokens, *changes
-        )
-        self._update_tables(*changed)
+        small = (arrays.rows, arrays.contexts, tokens, *changes)
+        if backend.uses_triton(self._tables):
+            rows, contexts, ids, places, pages = to_kernels(*small)
+            self._staged.append(rows)
+        else:
+            rows, contexts, ids, places, pages = to_device(self.device, *small)
+        write_tables(self._tables, places, pages)
         decodes = DecodeRows(rows, contexts, ids, self._next_ids, self._tables)
         return DecodeStep(decodes, int(arrays.contexts.max()))
-
-    def _update_tables(self, places: torch.Tensor, pages: torch.Tensor) -> None:
-        if len(places):
-            self._tables.view(-1).index_copy_(0, places, pages)
 
     def batch(self, plan: Plan, arrays: PlanArrays) -> ForwardBatch:
         """What the model gets, on its device."""
@@ -239,6 +242,7 @@ class Runner:
                 PrefillChunk(entry.num_new, int(context))
                 for entry, context in zip(plan.chunks, contexts[num_decodes:], strict=True)
             ),
+            wants_last_rows=not scored and bool(arrays.num_draws.all()),
         )
 
     def _block_tables(self, arrays: PlanArrays) -> tuple[torch.Tensor, ...]:
@@ -250,7 +254,7 @@ class Runner:
             return tuple(torch.from_numpy(tables[arrays.rows, i, :num_blocks]) for i in groups)
         num_blocks = -(-num_blocks // TABLE_WIDTHS) * TABLE_WIDTHS
         rows, *changes = to_device(self.device, arrays.rows, *self.state.take_changes())
-        self._update_tables(*changes)
+        write_tables(self._tables, *changes)
         return tuple(self._tables[:, i, :num_blocks][rows] for i in groups)
 
     def _packed(self, plan: Plan, arrays: PlanArrays) -> tuple[Int64s, Int64s, Int64s]:

@@ -20,7 +20,7 @@ from paceline.kernels.row_max import row_max
 from paceline.kernels.rows import take_rows
 from paceline.kernels.token_filter import Filters, filter_bounds
 from paceline.kernels.token_scores import TokenScores, token_scores
-from paceline.kernels.transfer import to_device, to_host
+from paceline.kernels.transfer import draws_to_host, to_device
 
 _LOWEST = float(np.finfo(np.float32).min)
 
@@ -74,7 +74,7 @@ def sample(logits: torch.Tensor, batch: SampleBatch) -> Drawn:
             _draw(edited, best, token_ids, batch, random)
     num_top = int(batch.num_logprobs.max(initial=-1))
     scores = token_scores(logits, token_ids, num_top).to_host() if num_top >= 0 else None
-    return Drawn(token_ids, to_host(token_ids), to_host(best), scores)
+    return Drawn(token_ids, *draws_to_host(token_ids, best), scores)
 
 
 def collect(drawn: Drawn, batch: SampleBatch) -> Sampled:

@@ -81,6 +81,7 @@ def step_batch(
         max_query_len=num_new,
         max_context_len=max_length if num_decodes else 0,
         prefills=(PrefillChunk(num_new, num_new),),
+        wants_last_rows=True,
     )
 
 

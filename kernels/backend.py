@@ -61,6 +61,17 @@ def uses_triton(tensor: torch.Tensor) -> bool:
     return tensor.is_cuda and choose(_wanted, tensor.device).name == "triton"
 
 
+def is_hopper(device: torch.device) -> bool:
+    """Whether Triton's kernels for Hopper run there."""
+    import torch
+
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return False
+    if choose(_wanted, device).name != "triton":
+        return False
+    return torch.cuda.get_device_capability(device)[0] == 9
+
+
 def _problem(device: torch.device) -> str:
     """Why Triton cannot be used there; empty when it can."""
     import torch

@@ -14,7 +14,8 @@ from paceline.kernels import backend
 
 @dataclass(frozen=True, slots=True)
 class DecodeRows:
-    """D sequences, one new token each; int64, all on the device."""
+    """D sequences, one new token each; int64, all on the device. Triton's kernels also take the
+    first three in pinned memory."""
 
     rows: torch.Tensor  # [D] of `tables`
     contexts: torch.Tensor  # [D] tokens after the step
@@ -41,6 +42,18 @@ def fill_inputs(inputs: DecodeInputs, decodes: DecodeRows, scratch_page: int) ->
         decode_inputs.fill_inputs(inputs, decodes, scratch_page)
     else:
         fill_inputs_torch(inputs, decodes, scratch_page)
+
+
+def write_tables(tables: torch.Tensor, places: torch.Tensor, pages: torch.Tensor) -> None:
+    """tables.view(-1)[places] = pages; see DecodeRows for where the last two may lie."""
+    if not len(places):
+        return
+    if backend.uses_triton(tables):
+        from paceline.kernels.gpu import decode_inputs
+
+        decode_inputs.write_tables(tables.view(-1), places, pages)
+    else:
+        tables.view(-1).index_copy_(0, places, pages)
 
 
 def fill_inputs_torch(inputs: DecodeInputs, decodes: DecodeRows, scratch_page: int) -> None:

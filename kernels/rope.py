@@ -16,7 +16,9 @@ def rope_tables(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(cos, sin) as `rotate_` takes them, each [T, 1, dim]; sin carries the sign of its half."""
     if backend.uses_triton(positions):  # which rotate in float32
-        dtype = torch.float32
+        from paceline.kernels.gpu import rope as gpu
+
+        return gpu.rope_tables(positions, inv_freq, scaling)
     angles = positions[:, None].float() * inv_freq
     cos, sin = angles.cos() * scaling, angles.sin() * scaling
     both = torch.cat((cos, cos, -sin, sin), dim=-1).to(dtype)[:, None]

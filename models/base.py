@@ -42,6 +42,7 @@ class ForwardBatch:
     max_query_len: int  # of the longest sequence: 1 means a pure decode step
     max_context_len: int  # upper bound over the decode sequences; the others' are in `prefills`
     prefills: tuple[PrefillChunk, ...]  # sequences D..B-1, in order; () is a pure decode step
+    wants_last_rows: bool = False  # logits_rows are known to be query_start[1:] - 1
 
 
 class Model(Protocol):

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import ClassVar, Protocol, Self
 
@@ -14,6 +15,7 @@ from paceline.kernels.rope import rope_tables
 from paceline.models.base import ForwardBatch
 from paceline.models.config import ModelConfig
 from paceline.models.decode_program import DecodePrograms, LayerParts, decode_programs
+from paceline.models.fused_decode import FusedDecode, fused_decode
 from paceline.models.layers import LayerBuilder, Linear
 from paceline.models.norms import Norm, WholeNorm
 from paceline.models.registry import ModelSource
@@ -68,11 +70,26 @@ class Attention:
         """[T, hidden] → [T, query heads × dim]; writes the KV of the new tokens.
 
         `layer`: its index in a page of its group; `plan`: of that group."""
+        return self.attend(self.project(hidden, pool, layer, plan, tables), pool, layer, plan)
+
+    def project(
+        self,
+        hidden: torch.Tensor,
+        pool: torch.Tensor,
+        layer: int,
+        plan: AttentionPlan,
+        tables: Sequence[RotaryTables],
+    ) -> torch.Tensor:
+        """The first half of a call → queries [T, query heads, dim]."""
         qkv = self.qkv(hidden).view(hidden.shape[0], -1, self.head_dim)
         if self.whole_norm is not None:
             self.whole_norm.apply_(qkv)
         rotation = None if self.rope_index is None else tables[self.rope_index]
-        query = prepare_heads(qkv, pool, layer, plan, rotation, self.head_scale)
+        return prepare_heads(qkv, pool, layer, plan, rotation, self.head_scale)
+
+    def attend(
+        self, query: torch.Tensor, pool: torch.Tensor, layer: int, plan: AttentionPlan
+    ) -> torch.Tensor:
         config = self.config
         return paged_attention(
             query, pool, layer, plan, config.scale, config.window, config.softcap
@@ -125,6 +142,16 @@ class Decoder(ABC):
         parts = [block.parts() for block in self.blocks]
         return decode_programs(parts, self.layout.layers, self.config, self._dtype, self._device)
 
+    @cached_property
+    def _fused(self) -> FusedDecode | None:
+        parts = [block.parts() for block in self.blocks]
+        ends = (self.norm, self.head, self.config.head_dim)
+        return fused_decode(parts, self.layout.layers, *ends, self._dtype, self._device)
+
+    @property
+    def fuses_decodes(self) -> bool:
+        return self._fused is not None
+
     def weight_bytes(self) -> int:
         return self._build.num_bytes
 
@@ -141,18 +168,44 @@ class Decoder(ABC):
                 return hidden.new_empty(0, self.vocab_size, dtype=torch.float32)
             return self._logits(program.run(hidden, batch, tables)[batch.logits_rows])
         plans = self._plans(batch, hidden.dtype)
+        if self._fused is not None and self._fused.fits(batch):
+            return self._capped(self._fused.logits(hidden, pools[0], plans, tables))
         for block, (group, layer) in zip(self.blocks, self.layout.layers, strict=True):
-            plan = plans[group]
-            attended = block.attention(block.norm_1(hidden), pools[0], layer, plan, tables)
+            place = (pools[0], layer, plans[group])
+            query = block.attention.project(block.norm_1(hidden), *place, tables)
             if block is self.blocks[-1]:  # all KV is written: only rows with logits go on
                 if not len(batch.logits_rows):
                     return hidden.new_empty(0, self.vocab_size, dtype=torch.float32)
-                hidden, attended = hidden[batch.logits_rows], attended[batch.logits_rows]
+                hidden, attended = self._last_rows(hidden, query, batch, *place)
+            else:
+                attended = block.attention.attend(query, *place)
             hidden = block.feed_forward(hidden, attended)
         return self._logits(hidden)
 
+    def _last_rows(
+        self,
+        hidden: torch.Tensor,
+        query: torch.Tensor,
+        batch: ForwardBatch,
+        pool: torch.Tensor,
+        layer: int,
+        plan: AttentionPlan,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows with logits of `hidden`, and what the last layer's attention makes of them."""
+        attention, rows = self.blocks[-1].attention, batch.logits_rows
+        if plan.gpu is None or not batch.wants_last_rows:
+            return hidden[rows], attention.attend(query, pool, layer, plan)[rows]
+        if batch.prefills:  # the last token of each chunk attends as one that decodes
+            longest = max(chunk.context_len for chunk in batch.prefills)
+            alone = replace(batch, max_context_len=max(batch.max_context_len, longest), prefills=())
+            plan = self._plans(alone, hidden.dtype)[self.layout.layers[-1][0]]
+            hidden, query = hidden[rows], query[rows]
+        return hidden, attention.attend(query, pool, layer, plan)
+
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = self.head(self.norm(hidden)).float()
+        return self._capped(self.head(self.norm(hidden)).float())
+
+    def _capped(self, logits: torch.Tensor) -> torch.Tensor:
         cap = self.config.logits_softcap
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 

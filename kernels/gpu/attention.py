@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from paceline.kernels.gpu import hopper_attention
 from paceline.kernels.gpu.decode_attention import DecodeItems, attend_decodes, plan_items
 from paceline.kernels.gpu.prefill_attention import attend_chunks
 from paceline.kernels.transfer import to_device
@@ -86,7 +87,19 @@ def attend(
             scale,
             softcap,
         )
-    if plan.max_chunk:
+    if plan.max_chunk and hopper_attention.fits(query, pool, window, softcap):
+        hopper_attention.attend_chunks(
+            query[chunks],
+            out[chunks],
+            pool,
+            layer,
+            plan.block_table[chunks],
+            plan.context_lens[chunks],
+            plan.chunk_start,
+            plan.max_chunk,
+            scale,
+        )
+    elif plan.max_chunk:
         attend_chunks(
             query[chunks],
             out[chunks],

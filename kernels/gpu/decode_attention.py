@@ -15,10 +15,12 @@ import triton
 import triton.language as tl
 
 from paceline.core.kv_layout import PAGE_TOKENS
+from paceline.kernels.gpu import hopper_attention
 from paceline.kernels.gpu.launch import (
     num_processors,
     overlap,
     power_of_two,
+    prefetch_rows,
     wait_for_previous,
 )
 
@@ -28,6 +30,11 @@ MAX_SPLITS = 32  # of a sequence
 # sequence takes 7, 9, 10 with 32, 64, 128; 8 take 17, 25, 37 and 32 take 45, 48, 44 with 128, 512,
 # 1024.
 _MIN_SPLITS = ((256, 1024), (17, 128), (0, 32))
+# (sequence, KV head) pairs for which kernels/gpu/hopper_decode.py is faster. TB/s on an H200, there
+# and here: 16 × 1044 2.74, 2.30; 32 × 1044 3.55, 3.15; 32 × 8192 4.18, 3.93; 64 × 1044 3.88, 3.89;
+# with more, whole steps take longer: it needs more power.
+_HOPPER_PAIRS = range(128, 512)
+_FEW_SEQUENCES = 8  # leave memory idle, for what the next launch calls into the cache
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -52,8 +59,8 @@ class DecodeItems:
 
 @triton.jit
 def _split_len(num_tokens, MIN_SPLIT: tl.constexpr, MAX: tl.constexpr):
-    """Tokens of an item where `num_tokens` are seen: all, or MIN_SPLIT to twice as many."""
-    count = tl.minimum(tl.maximum(num_tokens // MIN_SPLIT, 1), MAX)
+    """Tokens of an item where `num_tokens` are seen: all, or more than MIN_SPLIT, to twice that."""
+    count = tl.minimum(tl.maximum((num_tokens - 1) // MIN_SPLIT, 1), MAX)
     return (num_tokens + count * 64 - 1) // (count * 64) * 64
 
 
@@ -80,6 +87,56 @@ def _plan_kernel(
     tl.store(starts + num_sequences, start + count, mask=i_b == num_sequences - 1)
     o_s = tl.arange(0, MAX)
     tl.store(items + start + o_s, i_b * MAX + o_s, mask=o_s < count)
+
+
+@triton.jit
+def _span(items, context_lens, i_item, window, MIN_SPLIT: tl.constexpr, MAX: tl.constexpr):
+    """Sequence of an item, its first token and the one behind its last."""
+    packed = tl.load(items + i_item)
+    i_b, i_s = (packed // MAX).to(tl.int64), packed % MAX
+    context_len = tl.load(context_lens + i_b).to(tl.int32)
+    first = tl.where(window > 0, tl.maximum(context_len - window, 0), 0)
+    size = _split_len(context_len - first, MIN_SPLIT, MAX)
+    begin = first + i_s * size
+    return i_b, begin, tl.minimum(begin + size, context_len)
+
+
+@triton.jit
+def _wait_for_previous(
+    pool,
+    block_table,
+    context_lens,
+    starts,
+    items,
+    num_sequences,
+    window,
+    table_stride,
+    page_stride,
+    layer_offset,
+    plane_stride,
+    NUM_KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    MIN_SPLIT: tl.constexpr,
+    MAX: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """Calls the first tile into the cache while the new tokens' keys and values are still written:
+    what says where the others lie was written before any product of this layer."""
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+    i = tl.program_id(0)
+    if i < tl.load(starts + num_sequences) * NUM_KV_HEADS:
+        i_b, begin, end = _span(items, context_lens, i // NUM_KV_HEADS, window, MIN_SPLIT, MAX)
+        o_p = begin // PAGE + tl.arange(0, BLOCK_N // PAGE)
+        o_p = tl.minimum(o_p, (end - 1) // PAGE)
+        page = tl.load(block_table + i_b * table_stride + o_p).to(tl.int64)
+        p_keys = pool + layer_offset + i % NUM_KV_HEADS * (PAGE * DIM) + page * page_stride
+        BYTES: tl.constexpr = PAGE * DIM * pool.dtype.element_ty.primitive_bitwidth // 8
+        prefetch_rows(p_keys, BYTES)
+        prefetch_rows(p_keys + plane_stride, BYTES)
+    tl.extra.cuda.gdc_wait()
 
 
 @triton.jit(do_not_specialize=["num_sequences"])
@@ -113,22 +170,22 @@ def _attend_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
+    EARLY: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    wait_for_previous(OVERLAP)
+    if OVERLAP:
+        _wait_for_previous(
+            *(pool, block_table, context_lens, starts, items, num_sequences, window),
+            *(table_stride, page_stride, layer_offset, plane_stride),
+            *(NUM_KV_HEADS, DIM, MIN_SPLIT, MAX, PAGE, BLOCK_N, EARLY),
+        )
     o_g = tl.arange(0, BLOCK_G)
     o_d = tl.arange(0, BLOCK_D)
     m_g = (o_g < GROUP)[:, None] & (o_d < DIM)[None, :]
     num_items = tl.load(starts + num_sequences)
     for i in range(tl.program_id(0), num_items * NUM_KV_HEADS, tl.num_programs(0)):
         i_item, i_h = i // NUM_KV_HEADS, i % NUM_KV_HEADS
-        packed = tl.load(items + i_item)
-        i_b, i_s = (packed // MAX).to(tl.int64), packed % MAX
-        context_len = tl.load(context_lens + i_b).to(tl.int32)
-        first = tl.where(window > 0, tl.maximum(context_len - window, 0), 0)
-        size = _split_len(context_len - first, MIN_SPLIT, MAX)
-        begin = first + i_s * size
-        end = tl.minimum(begin + size, context_len)
+        i_b, begin, end = _span(items, context_lens, i_item, window, MIN_SPLIT, MAX)
         p_query = query + i_b * query_stride + (i_h * GROUP + o_g[:, None]) * DIM + o_d[None, :]
         b_q = tl.load(p_query, mask=m_g, other=0.0)
         p_cells = pool + layer_offset + i_h * (PAGE * DIM)
@@ -149,20 +206,20 @@ def _attend_kernel(
                 b_s = softcap * (1 - 2 / (tl.exp(2 * b_s / softcap) + 1))
             b_s = tl.where(m_n[None, :], b_s * LOG2_E, float("-inf"))
             above = tl.maximum(top, tl.max(b_s, axis=1))
-            b_p = tl.exp2(b_s - above[:, None])
-            shrink = tl.exp2(top - above)
+            b_p, shrink = tl.exp2(b_s - above[:, None]), tl.exp2(top - above)
             total = total * shrink + tl.sum(b_p, axis=1)
             b_o = tl.dot(b_p.to(b_v.dtype), b_v, b_o * shrink[:, None], input_precision="ieee")
             top = above
-        b_o = b_o / total[:, None]
         is_whole = tl.load(starts + i_b + 1) - tl.load(starts + i_b) == 1
+        b_o = b_o / total[:, None]
         o_row = i_h * GROUP + o_g
         p_out = out + (i_b * NUM_KV_HEADS * GROUP + o_row[:, None]) * DIM + o_d[None, :]
         tl.store(p_out, b_o.to(out.dtype.element_ty), mask=m_g & is_whole)
         o_part = (i_item * (NUM_KV_HEADS * GROUP) + o_row).to(tl.int64)
-        m_part = m_g & (is_whole == 0)
-        tl.store(parts + o_part[:, None] * DIM + o_d[None, :], b_o, mask=m_part)
+        tl.store(parts + o_part[:, None] * DIM + o_d[None, :], b_o, mask=m_g & (is_whole == 0))
         tl.store(sums + o_part, top + tl.log2(total), mask=(o_g < GROUP) & (is_whole == 0))
+    if OVERLAP and not EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit
@@ -202,7 +259,7 @@ def plan_items(
     num_pairs = num_sequences * num_kv_heads
     min_split = next(size for least, size in _MIN_SPLITS if num_pairs >= least)
     longest = min(max_context_len, window) if window else max_context_len
-    most = max(1, min(MAX_SPLITS, longest // min_split))
+    most = max(1, min(MAX_SPLITS, (longest - 1) // min_split))
     starts, items = (
         torch.empty(size, dtype=torch.int32, device=context_lens.device)
         for size in (num_sequences + 1, num_sequences * most)
@@ -244,6 +301,14 @@ def attend_decodes(
     parts = torch.empty((num_items, num_heads, dim), dtype=torch.float32, device=query.device)
     sums = torch.empty((num_items, num_heads), dtype=torch.float32, device=query.device)
     block_d = power_of_two(dim)
+    if tiles is None and _fits_hopper(query, pool, plan, softcap):
+        from paceline.kernels.gpu.hopper_decode import attend_items
+
+        arrays = (block_table, context_lens, plan.starts, plan.items)
+        ends = (plan.min_split, MAX_SPLITS, scale)
+        attend_items(query, out, parts, sums, pool, layer, *arrays, *ends)
+        _merge(parts, sums, plan, out)
+        return
     t = tiles or tiling(dim, pool.element_size(), num_sequences * num_kv_heads)
     programs = min(len(plan.items) * num_kv_heads, t.programs * num_processors(query.device))
     _attend_kernel[(programs,)](
@@ -261,16 +326,29 @@ def attend_decodes(
         BLOCK_D=block_d,
         BLOCK_N=t.keys,
         STAGES=t.stages,
+        EARLY=num_sequences <= _FEW_SEQUENCES,
         **overlap(query.device),
         num_warps=t.warps,
     )
+    _merge(parts, sums, plan, out)
+
+
+def _fits_hopper(
+    query: torch.Tensor, pool: torch.Tensor, plan: DecodeItems, softcap: float
+) -> bool:
+    num_pairs = len(query) * pool.shape[3]
+    return num_pairs in _HOPPER_PAIRS and hopper_attention.fits(query, pool, plan.window, softcap)
+
+
+def _merge(parts: torch.Tensor, sums: torch.Tensor, plan: DecodeItems, out: torch.Tensor) -> None:
     if plan.is_split:
+        num_sequences, num_heads, dim = out.shape
         _merge_kernel[(num_sequences, num_heads)](
             *(parts, sums, plan.starts, out),
             NUM_HEADS=num_heads,
             DIM=dim,
             MAX=MAX_SPLITS,
-            BLOCK_D=block_d,
-            **overlap(query.device),
+            BLOCK_D=power_of_two(dim),
+            **overlap(out.device),
             num_warps=2,
         )

@@ -2,11 +2,13 @@
 
 Of a block table only what the context reaches is copied."""
 
+import torch
 import triton
 import triton.language as tl
 
 from paceline.core.kv_layout import PAGE_TOKENS
 from paceline.kernels.decode_inputs import DecodeInputs, DecodeRows
+from paceline.kernels.gpu.launch import overlap, wait_for_previous
 
 _BLOCK = 256
 _SIZES = ["num", "num_rows", "num_groups", "scratch_page", "row_stride", "group_stride", "width"]
@@ -33,12 +35,15 @@ def _fill_kernel(
     width,
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     i = tl.program_id(0).to(tl.int64)
     is_used = i < num
+    # No launch before writes these three: they come from the host.
     row = tl.load(rows + i, mask=is_used, other=0)
     context = tl.load(contexts + i, mask=is_used, other=1)
     token = tl.load(tokens + i, mask=is_used, other=0)
+    wait_for_previous(OVERLAP)
     token = tl.load(drawn + (-1 - token), mask=token < 0, other=token)
     last = context - 1
     tl.store(token_ids + i, token)
@@ -65,5 +70,22 @@ def fill_inputs(inputs: DecodeInputs, decodes: DecodeRows, scratch_page: int) ->
         *(decodes.tables.stride(0), decodes.tables.stride(1), width),
         PAGE=PAGE_TOKENS,
         BLOCK=_BLOCK,
+        **overlap(inputs.tables.device),
         num_warps=4,
+    )
+
+
+@triton.jit(do_not_specialize=["num"])
+def _write_kernel(tables, places, pages, num, BLOCK: tl.constexpr):
+    o_x = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    m_x = o_x < num
+    b_place = tl.load(places + o_x, mask=m_x, other=0)
+    tl.store(tables + b_place, tl.load(pages + o_x, mask=m_x, other=0), mask=m_x)
+
+
+def write_tables(tables: torch.Tensor, places: torch.Tensor, pages: torch.Tensor) -> None:
+    """Flat `tables` [places[i]] = pages[i]; both may be pinned memory of the host."""
+    num = len(places)
+    _write_kernel[(triton.cdiv(num, _BLOCK),)](
+        tables, places, pages, num, BLOCK=_BLOCK, num_warps=4
     )

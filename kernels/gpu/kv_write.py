@@ -15,7 +15,16 @@ from paceline.core.kv_layout import PAGE_TOKENS
 from paceline.kernels.gpu.launch import overlap, power_of_two, wait_for_previous
 from paceline.kernels.kv_write import HeadScale
 
-_FEW_TOKENS = 256  # more: a program takes more heads
+_HEADS = ((32, 2), (64, 4), (1 << 62, 16))  # of a program, by the most tokens
+
+
+@triton.jit
+def _sum_parts(p_x, m_x, part_stride, PARTS: tl.constexpr, DTYPE: tl.constexpr):
+    """Rounded as a product that is stored in one piece."""
+    b_x = tl.load(p_x, mask=m_x, other=0.0).to(tl.float32)
+    for i in tl.static_range(1, PARTS):
+        b_x += tl.load(p_x + i * part_stride, mask=m_x, other=0.0)
+    return b_x.to(DTYPE).to(tl.float32)
 
 
 @triton.jit
@@ -40,6 +49,8 @@ def _write_kernel(
     table_stride,
     page_stride,
     layer_offset,
+    part_stride,
+    PARTS: tl.constexpr,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
@@ -57,7 +68,8 @@ def _write_kernel(
     m_x = (o_h < NUM_HEADS + 2 * NUM_KV_HEADS)[:, None] & (o_d < DIM)[None, :]
     m_qk = o_h < NUM_HEADS + NUM_KV_HEADS
     p_rows = qkv + token * token_stride + o_h[:, None] * DIM
-    b_x = tl.load(p_rows + o_d[None, :], mask=m_x, other=0.0).to(tl.float32)
+    DTYPE: tl.constexpr = query.dtype.element_ty
+    b_x = _sum_parts(p_rows + o_d[None, :], m_x, part_stride, PARTS, DTYPE)
     if NORM:
         scale = tl.rsqrt(tl.sum(b_x * b_x, axis=1) / DIM + epsilon)
         b_x = _scaled(b_x, weight + o_h[:, None] * DIM + o_d[None, :], m_x, scale, m_qk)
@@ -65,7 +77,7 @@ def _write_kernel(
         o_other = tl.where(o_d < ROTATED // 2, o_d + ROTATED // 2, o_d - ROTATED // 2)
         m_d = o_d < ROTATED
         m_other = m_x & m_d[None, :] & m_qk[:, None]
-        b_other = tl.load(p_rows + o_other[None, :], mask=m_other, other=0.0).to(tl.float32)
+        b_other = _sum_parts(p_rows + o_other[None, :], m_other, part_stride, PARTS, DTYPE)
         if NORM:
             p_weight = weight + o_h[:, None] * DIM + o_other[None, :]
             b_other = _scaled(b_other, p_weight, m_other, scale, m_qk)
@@ -94,18 +106,31 @@ def write_kv(
 
     `tables`: cos and sin [T, 1, rotated], sin with the sign of its half; None: no rotation.
     """
-    num_tokens, num_rows, dim = qkv.shape
+    return write_kv_parts(qkv[None], pool, layer, slots, tables, norm)
+
+
+def write_kv_parts(
+    parts: torch.Tensor,
+    pool: torch.Tensor,
+    layer: int,
+    slots: torch.Tensor,
+    tables: tuple[torch.Tensor, torch.Tensor] | None = None,
+    norm: HeadScale | None = None,
+) -> torch.Tensor:
+    """The same for a qkv that is the sum of parts [splits, T, heads, dim]."""
+    num_parts, num_tokens, num_rows, dim = parts.shape
     num_kv_heads = pool.shape[3]
     num_heads = num_rows - 2 * num_kv_heads
-    query = torch.empty((num_tokens, num_heads, dim), dtype=qkv.dtype, device=qkv.device)
+    query = torch.empty((num_tokens, num_heads, dim), dtype=pool.dtype, device=pool.device)
     if not num_tokens:
         return query
-    cos, sin = tables if tables is not None else (qkv, qkv)
-    block_h = 2 if num_tokens <= _FEW_TOKENS else 16
+    cos, sin = tables if tables is not None else (parts, parts)
+    block_h = next(heads for most, heads in _HEADS if num_tokens <= most)
     _write_kernel[(num_tokens, triton.cdiv(num_rows, block_h))](
-        *(qkv, query, pool, slots, cos, sin, norm.weight if norm else qkv),
-        *(norm.epsilon if norm else 0.0, qkv.stride(0), cos.stride(0)),
-        *(pool.stride(0), layer * pool.stride(1)),
+        *(parts, query, pool, slots, cos, sin, norm.weight if norm else parts),
+        *(norm.epsilon if norm else 0.0, parts.stride(1), cos.stride(0)),
+        *(pool.stride(0), layer * pool.stride(1), parts.stride(0) if num_parts > 1 else 0),
+        PARTS=num_parts,
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         DIM=dim,
@@ -114,7 +139,7 @@ def write_kv(
         PAGE=PAGE_TOKENS,
         BLOCK_H=block_h,
         BLOCK_D=power_of_two(dim),
-        **overlap(qkv.device),
-        num_warps=1 if block_h == 2 else 4,
+        **overlap(pool.device),
+        num_warps=max(1, block_h // 4),
     )
     return query

@@ -11,11 +11,24 @@ _INTERPRETED_PROCESSORS = 2  # enough for a test to see work shared out
 
 @triton.jit
 def wait_for_previous(OVERLAP: tl.constexpr):
-    """First in a kernel that is launched with `overlap`: the launch before it is over, and the one
-    behind it may be set up. Any other kernel starts when those before it have ended."""
+    """First in a short kernel that is launched with `overlap`: the one behind it may be set up, and
+    the launch before it is over. Any other kernel starts when those before it have ended."""
     if OVERLAP:
-        tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def prefetch_rows(p_rows, num_bytes):
+    """Calls memory from each of `p_rows` on into the cache; all are multiples of 16 bytes."""
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
+        "=r,l,r",
+        [p_rows.to(tl.uint64), num_bytes],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @functools.cache

@@ -60,3 +60,49 @@ def rms_norm(
         num_warps=min(8, max(1, block // 512)),
     )
     return out
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _add_parts_kernel(
+    residual,
+    parts,
+    weight,
+    out,
+    num_rows,
+    size,
+    epsilon,
+    PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    o_x = tl.arange(0, BLOCK)
+    m_x = o_x < size
+    b_w = tl.load(weight + o_x, mask=m_x, other=0.0)
+    wait_for_previous(OVERLAP)
+    row = tl.program_id(0).to(tl.int64)
+    b_x = tl.load(residual + row * size + o_x, mask=m_x, other=0.0).to(tl.float32)
+    for i in tl.static_range(PARTS):
+        b_x += tl.load(parts + (i * num_rows + row) * size + o_x, mask=m_x, other=0.0)
+    b_x = b_x.to(residual.dtype.element_ty)
+    tl.store(residual + row * size + o_x, b_x, mask=m_x)
+    b_x = b_x.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(b_x * b_x, axis=0) / size + epsilon)
+    b_y = ((b_x * scale).to(b_w.dtype).to(tl.float32) * b_w.to(tl.float32)).to(b_w.dtype)
+    tl.store(out + row * size + o_x, b_y.to(out.dtype.element_ty), mask=m_x)
+
+
+def add_parts_rms_norm(
+    residual: torch.Tensor, parts: torch.Tensor, weight: torch.Tensor, epsilon: float
+) -> torch.Tensor:
+    """residual [T, size] += the sum of parts [splits, T, size]; returns its norm, new memory."""
+    num_rows, size = residual.shape
+    out = torch.empty_like(residual)
+    block = power_of_two(size)
+    _add_parts_kernel[(num_rows,)](
+        *(residual, parts, weight, out, num_rows, size, epsilon),
+        PARTS=len(parts),
+        BLOCK=block,
+        **overlap(residual.device),
+        num_warps=min(8, max(1, block // 512)),
+    )
+    return out

@@ -33,13 +33,19 @@ SPECS = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("llama")
+    write_llama(path, HIDDEN, HEADS, INNER)
+    return path
+
+
+def write_llama(path: Path, hidden: int, num_heads: int, inner: int) -> None:
+    """Random weights, always the same."""
     config = {
         "architectures": ["LlamaForCausalLM"],
         "vocab_size": VOCAB,
-        "hidden_size": HIDDEN,
-        "intermediate_size": INNER,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
         "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
+        "num_attention_heads": num_heads,
         "num_key_value_heads": KV_HEADS,
         "max_position_embeddings": 1024,
         "rms_norm_eps": 1e-5,
@@ -52,30 +58,29 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tensors = {
         name: torch.ones(shape)
         if len(shape) == 1
-        else torch.randn(shape, generator=generator) * 1.5 / HIDDEN**0.5
-        for name, shape in weight_shapes().items()
+        else torch.randn(shape, generator=generator) * 1.5 / hidden**0.5
+        for name, shape in weight_shapes(hidden, num_heads, inner).items()
     }
     save_file(tensors, path / "model.safetensors")
-    return path
 
 
-def weight_shapes() -> dict[str, tuple[int, ...]]:
-    kv = HIDDEN // HEADS * KV_HEADS
+def weight_shapes(hidden: int, num_heads: int, inner: int) -> dict[str, tuple[int, ...]]:
+    kv = hidden // num_heads * KV_HEADS
     shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (VOCAB, HIDDEN),
-        "model.norm.weight": (HIDDEN,),
+        "model.embed_tokens.weight": (VOCAB, hidden),
+        "model.norm.weight": (hidden,),
     }
     for i in range(LAYERS):
         layer = {
-            "self_attn.q_proj": (HIDDEN, HIDDEN),
-            "self_attn.k_proj": (kv, HIDDEN),
-            "self_attn.v_proj": (kv, HIDDEN),
-            "self_attn.o_proj": (HIDDEN, HIDDEN),
-            "mlp.gate_proj": (INNER, HIDDEN),
-            "mlp.up_proj": (INNER, HIDDEN),
-            "mlp.down_proj": (HIDDEN, INNER),
-            "input_layernorm": (HIDDEN,),
-            "post_attention_layernorm": (HIDDEN,),
+            "self_attn.q_proj": (hidden, hidden),
+            "self_attn.k_proj": (kv, hidden),
+            "self_attn.v_proj": (kv, hidden),
+            "self_attn.o_proj": (hidden, hidden),
+            "mlp.gate_proj": (inner, hidden),
+            "mlp.up_proj": (inner, hidden),
+            "mlp.down_proj": (hidden, inner),
+            "input_layernorm": (hidden,),
+            "post_attention_layernorm": (hidden,),
         }
         shapes |= {f"model.layers.{i}.{name}.weight": shape for name, shape in layer.items()}
     return shapes

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from paceline.core.kv_layout import PageGroup
+from paceline.kernels import backend
 from paceline.kernels.attention import paged_attention_reference
 from tests.gpu.kernels.pools import filled
 
@@ -71,3 +72,32 @@ def test_a_long_context_has_no_more_items_than_can_be_merged(device: torch.devic
 def test_many_sequences(device: torch.device) -> None:
     contexts = [1 + 7 * i % 40 for i in range(513)] if device.type == "cuda" else [3] * 40
     compare(device, PageGroup("full", 2, 2, 8), 4, contexts)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(32, 8), (8, 8), (16, 1)])
+def test_the_kernel_for_hopper(
+    device: torch.device, num_heads: int, num_kv_heads: int, dtype: str
+) -> None:
+    if not backend.is_hopper(device):
+        pytest.skip("the interpreter knows no wgmma")
+    edges = [1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 500, 1024, 1044, 2048, 2049, 4500]
+    contexts = edges + [1 + 37 * i % 150 for i in range(256 // num_kv_heads)]
+    compare(device, PageGroup("full", 2, num_kv_heads, 128, dtype), num_heads, contexts)
+
+
+def test_the_kernel_for_hopper_gives_the_same_each_time(device: torch.device) -> None:
+    if not backend.is_hopper(device):
+        pytest.skip("the interpreter knows no wgmma")
+    state = filled(
+        PageGroup("full", 2, 8, 128, "bfloat16"), [(1, 700 + i) for i in range(64)], device
+    )
+    query = torch.randn(64, 32, 128, device=device, dtype=torch.bfloat16)
+    plan = gpu.plan_items(state.context_lens, 800, 8, 0)
+    results = []
+    for _ in range(20):
+        out = torch.full_like(query, float("nan"))
+        arrays = (state.block_table, state.context_lens, plan, SCALE, 0.0)
+        gpu.attend_decodes(query, out, state.pool, LAYER, *arrays)
+        results.append(out)
+    assert all(torch.equal(out, results[0]) for out in results)
