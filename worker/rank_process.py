@@ -7,6 +7,7 @@ import secrets
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import msgspec
 
@@ -72,8 +73,11 @@ class RankProcess:
 async def launch(config: WorkerConfig) -> RankProcess:
     """Starts a rank and waits, for as long as it lives, until it can compute.
 
-    Raises ConfigError when the model or a setting is at fault, EngineFailure when it dies.
+    Raises ConfigError when the model or a setting is at fault, EngineFailure when it dies or torch
+    is not installed.
     """
+    if find_spec("torch") is None:
+        raise EngineFailure("a worker needs torch: pip install 'paceline[engine]'")
     fd = new_pool_file()
     link = RankLink(config.run_dir)
     incarnation = Incarnation(secrets.token_hex(8))

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.core.errors import ConfigError
+from paceline.core.errors import ConfigError, EngineFailure
+from paceline.worker import rank_process
 from paceline.worker.config import WorkerConfig
 from paceline.worker.rank_process import launch
 from tests.support.mock_model import write_mock_model
@@ -32,3 +33,12 @@ async def test_a_device_that_is_not_there_is_no_traceback(
     error = await refusal(write_mock_model(tmp_path / "mock"), tmp_path, "cuda")
     assert error.message.startswith("device='cuda': torch finds no CUDA device on this machine")
     assert "Traceback" not in capfd.readouterr().err
+
+
+async def test_what_a_worker_needs_is_named_where_it_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_process, "find_spec", lambda name: None)
+    config = WorkerConfig(model=str(write_mock_model(tmp_path)), secret="s" * 16)
+    with pytest.raises(EngineFailure, match=r"pip install 'paceline\[engine\]'"):
+        await launch(config)
