@@ -123,7 +123,8 @@ def looks(config: TopConfig) -> Iterator[int]:
 
 def look(url: str) -> Look:
     try:
-        with urllib.request.urlopen(f"{url.rstrip('/')}/metrics", timeout=TIMEOUT_S) as answer:
+        base = url.rstrip("/").removesuffix("/metrics")  # as `paceline up` prints it, or without
+        with urllib.request.urlopen(f"{base}/metrics", timeout=TIMEOUT_S) as answer:
             text = answer.read(MAX_BYTES).decode()
         families = list(text_string_to_metric_families(text))
     except (OSError, ValueError):  # nobody there, or no metrics

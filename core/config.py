@@ -89,7 +89,7 @@ def secrets_text(config: type[Config]) -> str | None:
     """Of the settings that are no arguments, because other users can read command lines."""
     secret = [field for field in dataclasses.fields(config) if field.metadata.get("secret")]
     lines = [f"{config.env_prefix}{f.name.upper()}: {f.metadata['help']}" for f in secret]
-    return f"Must be set in the environment: {' '.join(lines)}" if lines else None
+    return f"Set in the environment only: {' '.join(lines)}" if lines else None
 
 
 def convert(name: str, text: str, kind: Any) -> Any:

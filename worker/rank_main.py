@@ -50,7 +50,6 @@ SWITCH_INTERVAL_S = 0.0002  # the pool thread answers within it while the step t
 STARVED_WAIT_S = 0.005  # waiting requests, no pages: readers unpin without a command
 LAST_WORDS_MS = 2000
 WARM_UP_LOG_S = 2.0  # between lines
-_PR_SET_PDEATHSIG = 1
 
 
 class Outbox:
@@ -253,16 +252,8 @@ def describe(loaded: LoadedModel, engine: Engine, links: RankLinks | None) -> Ra
     )
 
 
-def die_with(parent_pid: int) -> None:
-    """The kernel kills us when the front's main thread ends, however that happens."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:
-        os._exit(1)  # it ended before we asked
-
-
 def main() -> int:
     config = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=RankConfig)
-    die_with(config.parent_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the front's to handle
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logs.configure("rank")
@@ -286,7 +277,3 @@ def main() -> int:
     with torch.inference_mode():
         loop.run()
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -19,7 +19,6 @@ LINK = b"link"
 class RankConfig(msgspec.Struct, frozen=True):
     """All that a rank process needs; arrives on its standard input."""
 
-    parent_pid: int
     model: str
     device: str
     dtype: str

@@ -29,7 +29,7 @@ from paceline.worker.rank_reader import LinkCalls
 # 26.4 tok/s; never: 15.9). 200 matrix-vector products beside 8 busy processes: 1.1 s, not 3.3.
 SPIN_COUNT = "30000"
 LAST_WORDS_S = 1.0
-_COMMAND = (sys.executable, "-P", "-m", "paceline.worker.rank_main")
+_COMMAND = (sys.executable, "-P", "-m", "paceline.worker.rank_start")
 
 
 @dataclass(slots=True, eq=False)
@@ -112,7 +112,11 @@ async def _spawn(
     addresses = (link.command_address, link.step_address, link.pool_address)
     message = rank_config(config, fd, incarnation, addresses)
     process = await asyncio.create_subprocess_exec(
-        *_COMMAND, stdin=asyncio.subprocess.PIPE, pass_fds=(fd,), env=rank_environment(os.environ)
+        *_COMMAND,
+        str(os.getpid()),
+        stdin=asyncio.subprocess.PIPE,
+        pass_fds=(fd,),
+        env=rank_environment(os.environ),
     )
     assert process.stdin is not None
     process.stdin.write(msgspec.msgpack.encode(message))
@@ -128,7 +132,6 @@ def rank_config(
     names = registry.names_of(config.transports, on_device=on_device)
     command_address, step_address, pool_address = addresses
     return RankConfig(
-        parent_pid=os.getpid(),
         model=config.model,
         device=config.device,
         dtype=config.dtype,

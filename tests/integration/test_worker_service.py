@@ -184,8 +184,10 @@ async def test_health_and_reflection_answer(worker: WorkerProcess) -> None:
     async with connect(worker.endpoint) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         for service in ("", "paceline.v1.WorkerService", "paceline.v1.KvTransferService"):
-            answer = await health.Check(health_pb2.HealthCheckRequest(service=service))
-            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+            async with asyncio.timeout(5):  # it follows /readyz by a moment
+                async for answer in health.Watch(health_pb2.HealthCheckRequest(service=service)):
+                    if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                        break
         reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
         question = reflection_pb2.ServerReflectionRequest(list_services="")
         async for reply in reflection.ServerReflectionInfo(iter([question])):

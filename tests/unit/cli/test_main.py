@@ -96,7 +96,7 @@ def test_help_of_each_command_lists_every_setting_as_it_is_given(
     for field in dataclasses.fields(config):
         variable = config.env_prefix + field.name.upper()
         if field.metadata["secret"]:
-            assert f"Must be set in the environment: {variable}: " in shown
+            assert f"Set in the environment only: {variable}: " in shown
             assert f"--{field.name}" not in shown
             continue
         found = re.search(rf"\[default: ([^;]+); env: {variable}\]", shown)

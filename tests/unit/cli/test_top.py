@@ -39,7 +39,12 @@ async def test_it_shows_each_process_with_its_rates(
     router.queue_length.set(17)
     async with shown(gateway.registry, router.registry, worker.registry, links) as urls:
         gone = "http://127.0.0.1:9"
-        arguments = ["top", f"--urls={','.join([*urls, gone])}", "--interval-s=0.4", "--looks=1"]
+        arguments = [
+            "top",
+            f"--urls={','.join([urls[0] + '/metrics', *urls[1:], gone])}",
+            "--interval-s=0.4",
+            "--looks=1",
+        ]
         running = asyncio.create_task(asyncio.to_thread(cli.main, arguments))
         await asyncio.sleep(0.2)
         model = gateway.for_model("m")

@@ -1,10 +1,14 @@
 """A rank that cannot start: its last words reach the front as they are."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from paceline.cli.roles import python_path
 from paceline.core.errors import ConfigError, EngineFailure
 from paceline.worker import rank_process
 from paceline.worker.config import WorkerConfig
@@ -42,3 +46,10 @@ async def test_what_a_worker_needs_is_named_where_it_is_missing(
     config = WorkerConfig(model=str(write_mock_model(tmp_path)), secret="s" * 16)
     with pytest.raises(EngineFailure, match=r"pip install 'paceline\[engine\]'"):
         await launch(config)
+
+
+def test_a_rank_whose_front_has_ended_ends_before_it_loads_anything() -> None:
+    command = [sys.executable, "-X", "importtime", "-P", "-m", "paceline.worker.rank_start", "1"]
+    variables = {**os.environ, "PYTHONPATH": python_path()}
+    done = subprocess.run(command, env=variables, capture_output=True, timeout=20)
+    assert done.returncode == 1 and b"rank_main" not in done.stderr and b"torch" not in done.stderr
