@@ -5,6 +5,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from http.client import HTTPException
 from typing import ClassVar
 from urllib.parse import urlsplit
 
@@ -42,11 +43,18 @@ class TopConfig:
         fits = 1 <= len(self.urls) <= MAX_URLS
         ConfigError.check("urls", len(self.urls), fits, f"name 1 to {MAX_URLS}, by commas")
         for url in self.urls:
-            is_http = urlsplit(url).scheme in ("http", "https") and bool(urlsplit(url).netloc)
-            ConfigError.check("urls", url, is_http, "must be of the form http://host:port")
+            ConfigError.check("urls", url, is_http(url), "must be of the form http://host:port")
         fits = 0.1 <= self.interval_s <= 3600
         ConfigError.check("interval_s", self.interval_s, fits, "must lie between 0.1 and 3600")
         ConfigError.check("looks", self.looks, self.looks >= 0, "must not be negative")
+
+
+def is_http(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets or a port that are none
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +135,7 @@ def look(url: str) -> Look:
         with urllib.request.urlopen(f"{base}/metrics", timeout=TIMEOUT_S) as answer:
             text = answer.read(MAX_BYTES).decode()
         families = list(text_string_to_metric_families(text))
-    except (OSError, ValueError):  # nobody there, or no metrics
+    except (OSError, ValueError, HTTPException):  # nobody there, or no metrics
         return Look(url, time.monotonic(), {})
     samples: Samples = {}
     for family in families:

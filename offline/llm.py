@@ -12,6 +12,7 @@ import os
 import secrets
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import CancelledError
 from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +22,7 @@ import msgspec
 
 from paceline.client.options import Options, request_of
 from paceline.client.result import Collector, Result
-from paceline.core.errors import InvalidRequest
+from paceline.core.errors import InvalidRequest, Unavailable
 from paceline.engine.engine import Engine
 from paceline.gateway.config import GatewayConfig
 from paceline.gateway.deadline import Deadline
@@ -84,6 +85,8 @@ class LLM:
         self._serving = Serving(gateway, LocalRouter(engine, self._model, self._loop))
         self._tenant = self._serving.authentication.tenant_of(None)
         self._gate = asyncio.Semaphore(MAX_AT_ONCE)
+        self._lock = threading.Lock()  # between the last call that is let in and close
+        self._is_closed = False
         self._thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)
         self._thread.start()
         self._serving.router.start()
@@ -113,12 +116,15 @@ class LLM:
         return self._run(self._chat(conversations, options))
 
     def close(self) -> None:
-        """Ends what runs, and both threads. Weights and pages go with the last reference, when
-        the collector has come by."""
-        if not self._loop.is_closed():
-            self._run(self._stop())
+        """Ends what runs, and both threads: who waits for an answer gets Unavailable. Weights and
+        pages go with the last reference, when the collector has come by."""
+        with self._lock:
+            is_first, self._is_closed = not self._is_closed, True
+        if is_first:
+            asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
+        self._thread.join()
+        if is_first:
             self._loop.close()
 
     def __enter__(self) -> Self:
@@ -134,12 +140,15 @@ class LLM:
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         """On the event loop; an interrupt here ends it there."""
-        if self._loop.is_closed():
-            work.close()
-            raise RuntimeError("this LLM is closed")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        with self._lock:
+            if self._is_closed:
+                work.close()
+                raise RuntimeError("this LLM is closed")
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
+        except CancelledError:
+            raise Unavailable("this LLM was closed meanwhile") from None
         except BaseException:
             future.cancel()
             raise

@@ -71,6 +71,8 @@ async def test_a_process_that_shows_no_metrics_is_no_answer() -> None:
     [
         ({"urls": ()}, "urls"),
         ({"urls": ("127.0.0.1:9101",)}, "urls"),
+        ({"urls": ("http://127.0.0.1:abc",)}, "urls"),
+        ({"urls": ("http://[::1",)}, "urls"),
         ({"urls": ("http://h:1",), "interval_s": 0.0}, "interval_s"),
         ({"urls": ("http://h:1",), "looks": -1}, "looks"),
     ],

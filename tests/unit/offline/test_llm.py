@@ -3,13 +3,20 @@
 import gc
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from paceline.core.errors import ConfigError, ContextLengthExceeded, EngineFailure, InvalidRequest
+from paceline.core.errors import (
+    ConfigError,
+    ContextLengthExceeded,
+    EngineFailure,
+    InvalidRequest,
+    Unavailable,
+)
 from paceline.core.finish import FinishReason
 from paceline.engine.engine import Engine
 from paceline.offline import LLM, Result
@@ -163,6 +170,32 @@ def test_one_that_is_closed_leaves_no_thread_no_descriptor_and_no_pool(model: Pa
     made.close()
     del made
     assert held() == before
+
+
+def test_who_waits_while_it_is_closed_is_told(model: Path) -> None:
+    llm = LLM(model, pool_mib=16, num_threads=1)
+    ends: list[str] = []
+
+    def ask_until_it_ends() -> None:
+        while True:
+            try:
+                llm.generate([[1, 2, 3]] * 20, max_tokens=200, ignore_eos=True)
+            except (Unavailable, RuntimeError) as error:
+                ends.append(str(error))
+                if "is closed" in ends[-1]:
+                    return
+
+    threads = [threading.Thread(target=ask_until_it_ends, daemon=True) for _ in range(3)]
+    closers = [threading.Thread(target=llm.close, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.2)
+    for thread in closers:
+        thread.start()
+    for thread in (*closers, *threads):
+        thread.join(20)
+    assert not any(thread.is_alive() for thread in (*closers, *threads))
+    assert ends.count("this LLM is closed") == len(threads)
 
 
 def test_a_model_or_setting_that_cannot_work_is_named(model: Path, tmp_path: Path) -> None:
