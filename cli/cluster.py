@@ -12,6 +12,7 @@ import secrets
 import signal
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from paceline.cli.roles import ENV_PREFIX, ProbeUrl, Role, Settings, make_child,
 from paceline.cli.run_folder import RunFolder
 from paceline.cli.setup_error import SetupError
 from paceline.core.errors import Cancelled
+from paceline.core.metrics import ROUTER_WORKER_UP
 
 DRAIN_ORDER = (("gateway",), ("router",), ("prefill", "decode"), ("redis",))
 POLL_S = 0.05
@@ -107,6 +109,7 @@ class Cluster:
                 self._start_worker("decode")
             self._start_gateway()
             self.wait_ready([name for name in self.processes if name != "redis"])
+            self._wait_for_router()
         except BaseException as error:
             self.kill_all()
             cancelled = isinstance(error, Cancelled)
@@ -143,6 +146,17 @@ class Cluster:
                     self._show(name, reason or "ready")
                 waiting[name] = reason
             waiting = {name: reason for name, reason in waiting.items() if reason}
+            time.sleep(POLL_S)
+
+    def _wait_for_router(self) -> None:
+        """Until it knows all workers: the first requests would be planned without the others."""
+        num_workers = self.spec.prefill + self.spec.decode
+        deadline = time.monotonic() + self.spec.ready_timeout_s
+        while num_connected(f"{self.urls['router']}/metrics") < num_workers:
+            self._look_at("router", deadline)
+            if time.monotonic() > deadline:
+                what = f"did not find all {num_workers} workers"
+                raise SetupError(self._blame(self.processes["router"], what))
             time.sleep(POLL_S)
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
@@ -268,3 +282,13 @@ class Cluster:
 
     def _spawn(self, child: Child) -> None:
         self._spawner.submit(child.start).result()
+
+
+def num_connected(url: str) -> int:
+    """Workers, by the metrics of a router."""
+    try:
+        with urllib.request.urlopen(url, timeout=1) as answer:
+            lines = answer.read().decode().splitlines()
+    except OSError:
+        return 0
+    return sum(line.startswith(f"{ROUTER_WORKER_UP}{{") and line.endswith(" 1.0") for line in lines)

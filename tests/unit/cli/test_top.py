@@ -46,11 +46,11 @@ async def test_it_shows_each_process_with_its_rates(
             "--looks=1",
         ]
         running = asyncio.create_task(asyncio.to_thread(cli.main, arguments))
-        await asyncio.sleep(0.2)
         model = gateway.for_model("m")
-        model.prompt_tokens.inc(4000)
-        for _ in range(4):
+        while not running.done():  # between the two looks, whenever they are
+            model.prompt_tokens.inc(400)
             model.ttft.observe(0.25)
+            await asyncio.sleep(0.02)
         assert await running == 0
     text = capsys.readouterr().out
     for title in ("gateways", "routers", "workers", "links", "no answer"):
