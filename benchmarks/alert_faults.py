@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.deployment import mock_model, wait_for_workers
+from benchmarks.deployment import mock_model
 from benchmarks.loadgen import Call, send
 from paceline.cli.cluster import Cluster, ClusterSpec
 
@@ -101,7 +101,6 @@ def deployed(folder: Path) -> Iterator[Deployment]:
         mock_model(vocab_size=VOCAB_SIZE, step_s=0.02) as model,
         Cluster(ClusterSpec(model, settings=settings)) as cluster,
     ):
-        wait_for_workers(cluster, 2)
         deployment = Deployment(cluster, model, key_file)
         loader = threading.Thread(target=asyncio.run, args=(deployment.load(),))
         loader.start()
@@ -154,7 +153,7 @@ def break_model(worker: str) -> Act:
 def mend_model(deployment: Deployment) -> None:
     config = deployment.model / "config.json"
     config.with_suffix(".away").rename(config)
-    wait_for_workers(deployment.cluster, 2, timeout_s=60)
+    deployment.cluster.wait_connected(2, 60)
 
 
 def kill_rank(worker: str) -> Act:
@@ -162,7 +161,7 @@ def kill_rank(worker: str) -> Act:
         for _ in range(2):
             deployment.rank(worker).kill()
             time.sleep(1)
-            wait_for_workers(deployment.cluster, 2, timeout_s=60)
+            deployment.cluster.wait_connected(2, 60)
 
     return act
 

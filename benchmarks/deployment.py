@@ -60,17 +60,7 @@ def deployment(
     }
     spec = ClusterSpec(model, prefill, decode, settings=settings, restart=restart)
     with Cluster(spec) as cluster:
-        wait_for_workers(cluster, prefill + decode)
         yield cluster
-
-
-def wait_for_workers(cluster: Cluster, num_workers: int, timeout_s: float = 30.0) -> None:
-    """Returns when the router is connected to so many."""
-    deadline = time.monotonic() + timeout_s
-    while total(scrape(cluster.urls["router"]), names.ROUTER_WORKER_UP) < num_workers:
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"the router does not see {num_workers} workers")
-        time.sleep(0.05)
 
 
 Samples = dict[str, list[tuple[dict[str, str], float]]]

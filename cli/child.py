@@ -8,14 +8,13 @@ import fcntl
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paceline.cli import launch
 from paceline.core.errors import PacelineError
+from paceline.core.launch import dying_with_us
 
 TAIL_BYTES = 8 << 10
 MAX_LOG_BYTES = 64 << 20
@@ -46,12 +45,11 @@ class Child:
 
     def start(self) -> None:
         """Raises OSError when the machine has no room for it, and what `prepare` raises."""
-        launcher = [sys.executable, "-I", "-S", str(Path(launch.__file__)), str(os.getpid())]
         self.close()
         self.prepare()
         self._log = log = self._open_log()
         self._process = subprocess.Popen(
-            launcher + self.command,
+            dying_with_us(self.command),
             env=self.environment,
             stdin=subprocess.DEVNULL,
             stdout=log,

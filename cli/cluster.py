@@ -109,7 +109,7 @@ class Cluster:
                 self._start_worker("decode")
             self._start_gateway()
             self.wait_ready([name for name in self.processes if name != "redis"])
-            self._wait_for_router()
+            self.wait_connected(self.spec.prefill + self.spec.decode)
         except BaseException as error:
             self.kill_all()
             cancelled = isinstance(error, Cancelled)
@@ -148,14 +148,15 @@ class Cluster:
             waiting = {name: reason for name, reason in waiting.items() if reason}
             time.sleep(POLL_S)
 
-    def _wait_for_router(self) -> None:
-        """Until it knows all workers: the first requests would be planned without the others."""
-        num_workers = self.spec.prefill + self.spec.decode
-        deadline = time.monotonic() + self.spec.ready_timeout_s
+    def wait_connected(self, num_workers: int, timeout_s: float | None = None) -> None:
+        """Until the router knows so many: before, requests are planned without the others. Raises
+        SetupError when time is over, the start's own if None, or Cancelled."""
+        limit_s = self.spec.ready_timeout_s if timeout_s is None else timeout_s
+        deadline = time.monotonic() + limit_s
         while num_connected(f"{self.urls['router']}/metrics") < num_workers:
             self._look_at("router", deadline)
             if time.monotonic() > deadline:
-                what = f"did not find all {num_workers} workers"
+                what = f"did not find {num_workers} workers in {limit_s:.0f} s"
                 raise SetupError(self._blame(self.processes["router"], what))
             time.sleep(POLL_S)
 

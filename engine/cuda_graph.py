@@ -54,7 +54,7 @@ class DecodeGraphs:
         self.model = model
         self.pools = pools
         self.scratch_page = scratch_page
-        slow = {} if getattr(model, "fuses_decodes", False) else _SLOW_ROWS
+        slow = {} if model.fuses_decodes else _SLOW_ROWS
         self.batch_rungs = [slow.get(num, num) for num in rungs(1, 2, max_batch)]
         self.context_rungs = rungs(_FIRST_CONTEXT_RUNG, 4, max_length)
         self.captured: dict[tuple[int, int], Captured] = {}

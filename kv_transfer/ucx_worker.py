@@ -67,8 +67,8 @@ class UcxWorker:
         failed, and when it is silent until `deadline`."""
         opened: Future[UcxChannel] = Future()
         self._call(lambda: self._open(address, opened))
-        is_over = lambda: opened.done() or bool(self.failure)  # noqa: E731
-        self.wait(is_over, deadline - time.monotonic())
+        left_s = deadline - time.monotonic()
+        self.wait(lambda: opened.done() or bool(self.failure), left_s)
         if opened.cancel():
             raise PeerGone(self.failure or "ucx is silent")
         return opened.result()

@@ -53,6 +53,12 @@ class Model(Protocol):
     eos_token_ids: tuple[int, ...]
     layout: KVLayout
 
+    @property
+    def fuses_decodes(self) -> bool:
+        """Whether kernels of ours multiply the few rows of decode steps; then padding them to
+        what a library is fast at gains nothing."""
+        ...
+
     def forward(self, batch: ForwardBatch, pools: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """Writes the KV of the new tokens into `pools`, returns logits [R, vocab] in float32.
 

@@ -67,6 +67,7 @@ class MockModel:
     """Drives integration, fault and simulation tests; see the module."""
 
     numerics_version: ClassVar[int] = 1
+    fuses_decodes = False
 
     def __init__(self, config: MockConfig, source: ModelSource) -> None:
         self.config = config

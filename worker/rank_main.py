@@ -277,3 +277,7 @@ def main() -> int:
     with torch.inference_mode():
         loop.run()
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -13,6 +13,7 @@ import msgspec
 
 from paceline.core.errors import ConfigError, EngineFailure, ErrorCode
 from paceline.core.ids import Incarnation
+from paceline.core.launch import dying_with_us
 from paceline.kv_transfer import registry
 from paceline.kv_transfer.base import LocalPool
 from paceline.kv_transfer.pool_memory import (
@@ -29,7 +30,7 @@ from paceline.worker.rank_reader import LinkCalls
 # 26.4 tok/s; never: 15.9). 200 matrix-vector products beside 8 busy processes: 1.1 s, not 3.3.
 SPIN_COUNT = "30000"
 LAST_WORDS_S = 1.0
-_COMMAND = (sys.executable, "-P", "-m", "paceline.worker.rank_start")
+_COMMAND = [sys.executable, "-P", "-m", "paceline.worker.rank_main"]
 
 
 @dataclass(slots=True, eq=False)
@@ -112,8 +113,7 @@ async def _spawn(
     addresses = (link.command_address, link.step_address, link.pool_address)
     message = rank_config(config, fd, incarnation, addresses)
     process = await asyncio.create_subprocess_exec(
-        *_COMMAND,
-        str(os.getpid()),
+        *dying_with_us(_COMMAND),  # from the first moment on, also while torch is imported
         stdin=asyncio.subprocess.PIPE,
         pass_fds=(fd,),
         env=rank_environment(os.environ),

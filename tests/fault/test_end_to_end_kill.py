@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from benchmarks.answer import Answer
-from benchmarks.deployment import deployment, mock_model, scrape, total, wait_for_workers
+from benchmarks.deployment import deployment, mock_model, scrape, total
 from benchmarks.kill_worker import kill_tree, pause_s
 from benchmarks.loadgen import Call, send_all
 from paceline.cli.cluster import Cluster
@@ -64,7 +64,7 @@ def running(model: Path) -> Iterator[Cluster]:
 def cluster(running: Cluster) -> Cluster:
     """All workers up, also those that the test before has killed."""
     running.wait_ready()
-    wait_for_workers(running, 4)
+    running.wait_connected(4)
     return running
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.deployment import mock_model, scrape, total, wait_for_workers
+from benchmarks.deployment import mock_model, scrape, total
 from benchmarks.loadgen import send_all
 from paceline.cli.cluster import Cluster, ClusterSpec
 from paceline.core import metrics as names
@@ -31,7 +31,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         decode = {"num_threads": 1, "pool_mib": 24, "transports": "tcp", "max_running": 8}
         spec = ClusterSpec(model, settings={"prefill": prefill, "decode": decode}, restart=False)
         with Cluster(spec) as cluster:
-            wait_for_workers(cluster, 2)
             serve_some(cluster, model)
             yield cluster
 

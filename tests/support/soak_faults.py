@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import psutil
 
-from benchmarks.deployment import WORKERS, wait_for_workers
+from benchmarks.deployment import WORKERS
 from benchmarks.kill_worker import kill_tree
 from paceline.cli.cluster import Cluster
 from paceline.cli.setup_error import SetupError
@@ -94,4 +94,4 @@ def recover(cluster: Cluster) -> None:
             assert time.monotonic() < deadline, "not all came back"
             time.sleep(0.2)
     num_workers = sum(name.startswith(WORKERS) for name in cluster.processes)
-    wait_for_workers(cluster, num_workers, RECOVERY_S)
+    cluster.wait_connected(num_workers, RECOVERY_S)

@@ -13,6 +13,11 @@ import sys
 PR_SET_PDEATHSIG = 1
 
 
+def dying_with_us(command: list[str]) -> list[str]:
+    """`command`, to be started by a thread that lives as long as its process."""
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
+
+
 def main() -> None:
     parent, *command = sys.argv[1:]
     libc = ctypes.CDLL(None, use_errno=True)
