@@ -9,6 +9,8 @@ added_ms_1           the same for a single stream
 added_ttft_ms        median over requests, one every 50 ms, of TTFT less what the engine needs: the
                      rest of the step that the prefill worker is in, and the step of the prompt.
                      Being late for a step therefore counts as a whole step.
+socket_hop_ms        a bare message between two processes that slept for a step, in the same run:
+                     a token makes four such hops, so four times this is the floor of added_ms_1
 """
 
 import asyncio
@@ -26,6 +28,7 @@ from benchmarks.answer import Answer
 from benchmarks.common import REPEATS, Options, memcpy_gb_s, publish, show
 from benchmarks.deployment import deployment, mock_model
 from benchmarks.loadgen import TIMING, Call, send, send_all
+from benchmarks.socket_hop import socket_hop_ms
 
 STEP_S = 0.05
 ARRIVAL_S = 0.05
@@ -101,6 +104,7 @@ class Found:
     many_ms: list[float] = field(default_factory=list)
     one_ms: list[float] = field(default_factory=list)
     ttft_ms: list[float] = field(default_factory=list)
+    hop_ms: list[float] = field(default_factory=list)
 
     def figures(self) -> dict[str, float]:
         ttfts = sorted(self.ttft_ms)
@@ -109,6 +113,7 @@ class Found:
             "added_ms_1": median(self.one_ms),
             "added_ttft_ms": median(ttfts),
             "added_ttft_p90_ms": ttfts[len(ttfts) * 9 // 10],
+            "socket_hop_ms": median(self.hop_ms),
         }
 
 
@@ -117,6 +122,7 @@ def measure_round(client: Client, model: Path, seed: int, found: Found) -> None:
     found.many_ms.append(added_ms(client.run(in_step, many)))
     one = [call(model, seed + 100, OUTPUT_TOKENS)]
     found.one_ms.append(added_ms(client.run(in_step, one)))
+    found.hop_ms.append(socket_hop_ms(STEP_S))
     each = [call(model, seed + 200 + i, ARRIVAL_OUTPUT_TOKENS) for i in range(NUM_ARRIVALS)]
     found.ttft_ms += added_ttft_ms(client.run(one_by_one, each))
 
