@@ -101,6 +101,7 @@ class Cluster:
         """Returns when all are ready. Raises SetupError, after stopping all that had started."""
         self._folder = RunFolder(self.spec.run_parent)
         try:
+            self.folder.write_secret(self.secret)
             self._start_redis()
             self._start_router()
             for _ in range(self.spec.prefill):

@@ -16,6 +16,7 @@ from paceline.cli.setup_error import SetupError
 
 PREFIX = "paceline-"
 MARK = ".owner"
+SECRET = "secret"
 
 
 class RunFolder:
@@ -45,17 +46,32 @@ class RunFolder:
             mark, self._mark = self._mark, self._lock_mark()
             os.close(mark)
 
+    def write_secret(self, secret: str) -> None:
+        """For who may look into the folder: `paceline explain` needs it. Raises SetupError."""
+        try:
+            with open(self.secret_path, "x", opener=_private) as file:
+                file.write(secret)
+        except OSError as error:
+            reason = os.strerror(error.errno).lower() if error.errno else str(error)
+            raise SetupError(f"{self.path} cannot be written to: {reason}") from None
+
+    @property
+    def secret_path(self) -> Path:
+        return self.path / SECRET
+
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._mark)
 
     def leave(self) -> None:
         """Leaves its logs to be read until the next deployment sweeps it out."""
+        self.secret_path.unlink(missing_ok=True)
         os.close(self._mark)
 
     def keep(self) -> None:
         """Leaves it and its logs to the user: without a mark nobody sweeps it out."""
-        (self.path / MARK).unlink(missing_ok=True)
+        for name in (MARK, SECRET):
+            (self.path / name).unlink(missing_ok=True)
         os.close(self._mark)
 
     def _lock_mark(self) -> int:
@@ -64,6 +80,10 @@ class RunFolder:
         fcntl.flock(mark, fcntl.LOCK_EX)
         os.rename(name, self.path / MARK)
         return mark
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def sweep(place: Path) -> None:

@@ -179,9 +179,10 @@ def welcome(cluster: Cluster, config: UpConfig, took_s: float) -> str:
     lines += [curl(cluster.base_url, config.model), ""]
     for name, url in cluster.urls.items():
         lines.append(f"  metrics  {url}/metrics  ({name})")
-    lines += [f"  gRPC     {cluster.grpc_endpoint}", f"  logs     {cluster.run_dir}/*.log", ""]
-    if config.secret:  # else nobody knows it
-        lines.insert(-1, f"  router   {cluster.router_endpoint}  (`paceline explain --router …`)")
+    lines += [f"  gRPC     {cluster.grpc_endpoint}", f"  logs     {cluster.run_dir}/*.log"]
+    lines += [f"  live     paceline top --urls {','.join(map(str, cluster.urls.values()))}"]
+    secret = f"PACELINE_EXPLAIN_SECRET=$(cat {cluster.folder.secret_path})"
+    lines += [f"  why      {secret} paceline explain --router {cluster.router_endpoint}", ""]
     return "\n".join([*lines, "Ctrl-C drains and stops everything."])
 
 

@@ -58,6 +58,8 @@ def request_of(prompt: str | Sequence[int], model: str, options: Options) -> Gen
 def _field(name: str, value: Any) -> dict[str, Any]:
     """Of the message, by its name there."""
     if name == "prompt":
+        if value is None or isinstance(value, bytes | bytearray):  # else taken for token ids
+            raise TypeError("must be text or token ids")
         return {"text": value} if isinstance(value, str) else {"tokens": TokenIds(ids=value)}
     if name == "stop" and isinstance(value, str):
         return {"stop": [value]}

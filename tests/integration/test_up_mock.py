@@ -25,7 +25,6 @@ from paceline.cli.run_folder import RunFolder
 from paceline.cli.setup_error import SetupError
 from tests.support.mock_model import write_mock_model
 
-SECRET = "of a deployment whose router is asked"
 BOOT_S = 90.0  # far above what it takes; the machine may be busy
 
 
@@ -161,7 +160,7 @@ def start_up(model: Path, run_dir: Path) -> Iterator[Callable[..., Up]]:
 def test_up_shows_a_curl_that_works_and_ctrl_c_drains(
     start_up: Callable[..., Up], run_dir: Path
 ) -> None:
-    up = start_up(PACELINE_UP_SECRET=SECRET)
+    up = start_up()
     url = up.wait_until_ready()
     shown = up.shown.read_text()
     command = shown[shown.index("curl") : shown.index("\n\n", shown.index("curl"))]
@@ -182,12 +181,17 @@ def test_up_shows_a_curl_that_works_and_ctrl_c_drains(
 
 def explained(shown: str) -> str:
     """What the router says of the last decision, asked as `up` says."""
-    router = re.search(r"router +(\S+:\d+)", shown)
-    assert router, shown
-    command = [sys.executable, "-P", "-m", "paceline.cli.main", "explain", "--router", router[1]]
-    environment = {**os.environ, "PYTHONPATH": python_path(), "PACELINE_EXPLAIN_SECRET": SECRET}
+    why = re.search(r"why +(.+\)) paceline (explain .+)", shown)
+    assert why, shown
+    command = f"{why[1]} exec {sys.executable} -P -m paceline.cli.main {why[2]}"
+    environment = {**os.environ, "PYTHONPATH": python_path()}
     return subprocess.run(
-        command, env=environment, check=True, capture_output=True, text=True, timeout=60
+        ["sh", "-c", command],
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
     ).stdout
 
 

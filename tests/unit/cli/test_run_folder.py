@@ -49,6 +49,19 @@ def test_what_a_failed_start_left_is_there_until_the_next_one(tmp_path: Path) ->
     assert not list(tmp_path.iterdir())
 
 
+def test_a_secret_is_there_for_its_owner_alone_and_no_longer_than_the_deployment(
+    tmp_path: Path,
+) -> None:
+    for end in (RunFolder.keep, RunFolder.leave):
+        folder = RunFolder(tmp_path)
+        folder.write_secret("s3cret")
+        assert folder.secret_path.read_text() == "s3cret"
+        assert folder.secret_path.stat().st_mode & 0o777 == 0o600
+        end(folder)
+        assert folder.path.is_dir()
+        assert not folder.secret_path.exists()
+
+
 def test_what_is_in_use_kept_or_not_ours_stays(tmp_path: Path) -> None:
     alive, kept = RunFolder(tmp_path), RunFolder(tmp_path)
     kept.keep()

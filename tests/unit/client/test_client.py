@@ -197,6 +197,12 @@ async def test_it_knows_every_field_of_the_message() -> None:
     assert request_of("x", "", {}) == GenerateRequest(text="x")
 
 
+@pytest.mark.parametrize("prompt", [b"text", bytearray(b"text"), 7, None, ["a", "b"], [1.5]])
+async def test_a_prompt_is_a_text_or_token_ids(prompt: object) -> None:
+    with pytest.raises(InvalidRequest, match="prompt"):
+        request_of(prompt, "", {})  # type: ignore[arg-type]
+
+
 async def test_it_loads_nothing_of_a_server() -> None:
     code = "import sys, paceline.client; print(*sorted(sys.modules))"
     command = [sys.executable, "-P", "-c", code]
