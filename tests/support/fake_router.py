@@ -48,14 +48,14 @@ class SlotLog:
         first = min(known, default=0)
         return [known[position] for position in range(first, first + len(known))]
 
-    async def until_ended(self, timeout_s: float = 20.0) -> "SlotLog":
+    async def until_ended(self, timeout_s: float = 60.0) -> "SlotLog":
         async with asyncio.timeout(timeout_s):
             while not self.ended:
                 await self.changed.wait()
                 self.changed.clear()
         return self
 
-    async def until_answered(self, timeout_s: float = 10.0) -> "SlotLog":
+    async def until_answered(self, timeout_s: float = 30.0) -> "SlotLog":
         """Reserved, Busy, error or end."""
         async with asyncio.timeout(timeout_s):
             while not (self.ended or self.reserved or self.busy or self.error):
@@ -63,7 +63,7 @@ class SlotLog:
                 self.changed.clear()
         return self
 
-    async def until_emitted(self, num_tokens: int, timeout_s: float = 10.0) -> "SlotLog":
+    async def until_emitted(self, num_tokens: int, timeout_s: float = 30.0) -> "SlotLog":
         async with asyncio.timeout(timeout_s):
             while not self.ended and sum(map(len, self.tokens.values())) < num_tokens:
                 await self.changed.wait()

@@ -96,7 +96,7 @@ def free_port() -> int:
         return port
 
 
-def wait_for(condition: "object", timeout_s: float = 10.0) -> float:
+def wait_for(condition: "object", timeout_s: float = 30.0) -> float:
     """Seconds until `condition()` held. Fails the test when it does not in time."""
     assert callable(condition)
     started = time.monotonic()

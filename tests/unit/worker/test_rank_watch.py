@@ -22,12 +22,15 @@ def _output(step: int, *, running: int = 0, is_progress: bool = True) -> StepOut
 
 @contextmanager
 def _process(work: str) -> Iterator[int]:
-    process = subprocess.Popen([sys.executable, "-c", work])
+    """That has started, and does its work."""
+    code = f"print(flush=True)\n{work}"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     try:
+        assert process.stdout is not None and process.stdout.readline()
         yield process.pid
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
 
 
 def test_beats_without_an_answer_add_up_until_a_round() -> None:
@@ -58,7 +61,6 @@ def test_answers_beside_a_loop_that_hangs_are_none() -> None:
 
 def test_a_long_step_on_the_cpu_is_no_hang_and_a_sleep_is_one() -> None:
     with _process("while True: pass") as busy, _process("import time; time.sleep(60)") as idle:
-        time.sleep(0.5)
         computing, hanging = _watch(busy), _watch(idle)
         for _ in range(3):
             computing.beat()
