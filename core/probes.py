@@ -1,12 +1,12 @@
 """HTTP probes of a service: /livez, /readyz and /metrics, on a port of their own.
 
-Small on purpose: GET of three fixed paths, one request a connection, everything bounded (header
+Small on purpose: GET of few fixed paths, one request a connection, everything bounded (header
 bytes, connections, seconds). Of too many connections the one that waited longest makes room, so
 that a probe can neither be starved nor starve its service.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
@@ -20,13 +20,15 @@ HEAD_TIMEOUT_S = 2.0
 ANSWER_TIMEOUT_S = 5.0
 
 Answer = tuple[HTTPStatus, str, bytes]
+Page = Callable[[], bytes]
 
 
 class ProbeServer:
     """Answers probes while the event loop lives.
 
     `reasons` is called for each /readyz and says why the service is not ready; ready when empty.
-    `registry` is what /metrics shows; the process-wide one by default.
+    `registry` is what /metrics shows; the process-wide one by default. `pages` gives further paths
+    the JSON that they show. `setting`: that of the port, for errors.
     """
 
     def __init__(
@@ -35,11 +37,15 @@ class ProbeServer:
         port: int,
         reasons: Callable[[], list[str]],
         registry: CollectorRegistry | None = None,
+        pages: Mapping[str, Page] | None = None,
+        setting: str = "probe_port",
     ) -> None:
         self._host = host
         self._port = port
         self._reasons = reasons
         self._registry = registry if registry is not None else REGISTRY
+        self._pages = {path.encode(): page for path, page in (pages or {}).items()}
+        self._setting = setting
         self._server: asyncio.Server | None = None
         self._waiting: dict[asyncio.Task[None], None] = {}  # for a request; the oldest first
         self._answering: dict[asyncio.Task[None], None] = {}
@@ -52,7 +58,7 @@ class ProbeServer:
             )
         except OSError as error:
             reason = f"cannot be bound on {self._host}: {error.strerror or error}"
-            raise ConfigError("probe_port", self._port, reason) from None
+            raise ConfigError(self._setting, self._port, reason) from None
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 
@@ -124,6 +130,8 @@ class ProbeServer:
         if path == b"/metrics":
             text = await asyncio.to_thread(generate_latest, self._registry)
             return HTTPStatus.OK, CONTENT_TYPE_PLAIN_0_0_4, text
+        if page := self._pages.get(path):
+            return HTTPStatus.OK, "application/json", page()
         return _text(HTTPStatus.NOT_FOUND, "not found")
 
 

@@ -29,9 +29,11 @@ def make_app(serving: Serving) -> Starlette:
     """The ASGI app over a Serving; tests drive it through a real server."""
     pages = Pages(serving)
     posts: dict[str, Endpoint[Any]] = {
-        "/v1/chat/completions": GeneratingEndpoint(serving, chat.DECODER, chat.prepare_chat),
+        "/v1/chat/completions": GeneratingEndpoint(
+            serving, chat.DECODER, chat.prepare_chat, "chat"
+        ),
         "/v1/completions": GeneratingEndpoint(
-            serving, completions.DECODER, completions.prepare_completion
+            serving, completions.DECODER, completions.prepare_completion, "text_completion"
         ),
         "/tokenize": JsonEndpoint(serving, tokenize.TOKENIZE, tokenize.tokenize),
         "/detokenize": JsonEndpoint(serving, tokenize.DETOKENIZE, tokenize.detokenize),

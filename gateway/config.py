@@ -20,6 +20,11 @@ class GatewayConfig:
     host: str = setting("127.0.0.1", "Address that HTTP and gRPC listen on.")
     port: int = setting(8000, "HTTP port; 0 picks a free one.")
     grpc_port: int = setting(8001, "Port of the gRPC GenerateService; 0 picks a free one.")
+    operator_address: str = setting(
+        "",
+        "Where operators find /debug/requests and /metrics, as host:port; port 0 picks a free one."
+        " No key is asked for, so nobody else may reach it; empty: nowhere.",
+    )
     router: tuple[str, ...] = setting(
         ("127.0.0.1:9100",), "Routers (host:port, comma-separated): the first that answers serves."
     )
@@ -82,7 +87,9 @@ class GatewayConfig:
         if not self.router:
             raise ConfigError("router", self.router, "name at least one router as host:port")
         for endpoint in self.router:
-            _check_endpoint(endpoint)
+            _check_endpoint("router", endpoint)
+        if self.operator_address:
+            _check_endpoint("operator_address", self.operator_address)
         self._check_positive()
 
     def _check_positive(self) -> None:
@@ -91,7 +98,8 @@ class GatewayConfig:
                 raise ConfigError(name, value, "must be positive")
 
 
-def _check_endpoint(endpoint: str) -> None:
+def _check_endpoint(field: str, endpoint: str) -> None:
     host, _, port = endpoint.rpartition(":")
-    if not host or not port.isdigit():
-        raise ConfigError("router", endpoint, "must be host:port")
+    is_port = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) < 65536
+    if not host or not is_port:
+        raise ConfigError(field, endpoint, "must be host:port")

@@ -13,6 +13,7 @@ from paceline.gateway.deadline import Deadline
 from paceline.gateway.exchange import Exchange
 from paceline.gateway.openai_types import Body, SamplingFields
 from paceline.gateway.prepared import Caller, PreparedRequest
+from paceline.gateway.request_log import Origin
 from paceline.gateway.serving import Serving
 
 S_contra = TypeVar("S_contra", bound=SamplingFields, contravariant=True)
@@ -62,15 +63,20 @@ class Endpoint(ABC, Generic[B]):
 
 class GeneratingEndpoint(Endpoint[S]):
     def __init__(
-        self, serving: Serving, decoder: "msgspec.json.Decoder[S]", prepare: "Prepare[S]"
+        self,
+        serving: Serving,
+        decoder: "msgspec.json.Decoder[S]",
+        prepare: "Prepare[S]",
+        operation: str,
     ) -> None:
         super().__init__(serving, decoder)
         self._prepare = prepare
+        self._operation = operation
 
     async def _answer(self, exchange: Exchange, request: S) -> None:
         has_timing = exchange.header(b"x-paceline-timing") is not None
         has_statistics = exchange.header(b"x-paceline-statistics") is not None
-        caller = Caller(exchange.tenant, has_timing, has_statistics)
+        caller = Caller(exchange.tenant, Origin(self._operation), has_timing, has_statistics)
         await exchange.run(self._prepare(self._serving, request, caller), exchange.generate)
 
 

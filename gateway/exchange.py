@@ -86,15 +86,15 @@ class Exchange:
     async def generate(self, prepared: PreparedRequest) -> None:
         """The answer of a router."""
         caller = prepared.caller
-        generation = self._serving.generation(
+        with self._serving.generation(
             prepared.model,
             caller.tenant,
             self._abort,
             self._deadline,
+            caller.origin,
             has_statistics=caller.has_statistics,
-        )
-        self._generation = generation
-        try:
+        ) as generation:
+            self._generation = generation
             generation.submit(prepared.jobs)
             if prepared.is_stream:
                 interval_s = self._serving.config.heartbeat_s
@@ -102,8 +102,6 @@ class Exchange:
                     await self._stream(prepared, generation)
             else:
                 await self._whole(prepared, generation)
-        finally:
-            generation.close()
 
     async def reply(self, body: bytes) -> None:
         """An answer of JSON in one piece."""

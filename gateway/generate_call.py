@@ -10,6 +10,7 @@ from paceline.gateway.deadline import Deadline
 from paceline.gateway.generation import Generation
 from paceline.gateway.jobs import Job, TextOptions
 from paceline.gateway.logprobs import checked_count
+from paceline.gateway.request_log import Origin
 from paceline.gateway.sampling_intake import (
     SamplingWishes,
     check_prompt_logprobs,
@@ -22,19 +23,24 @@ from paceline.gateway.tenants import Tenant
 from paceline.rpc.convert import calls_from_proto, finish_to_proto
 from paceline.v1.generate_pb2 import GenerateRequest, GenerateResponse
 
+_UNTRACED = Origin()
+
 
 async def responses(
-    serving: Serving, request: GenerateRequest, tenant: Tenant, deadline: Deadline
+    serving: Serving,
+    request: GenerateRequest,
+    tenant: Tenant,
+    deadline: Deadline,
+    origin: Origin = _UNTRACED,
 ) -> AsyncGenerator[GenerateResponse, None]:
     """As they come. Raises PacelineError. Closing it ends the generation everywhere."""
     async with deadline.kept():
         job = await job_of(serving, request, tenant)
     task = asyncio.current_task()
     assert task is not None
-    generation = serving.generation(
-        job.model, tenant, task.cancel, deadline, has_statistics=request.statistics
-    )
-    try:
+    with serving.generation(
+        job.model, tenant, task.cancel, deadline, origin, has_statistics=request.statistics
+    ) as generation:
         generation.submit([job])
         while not generation.done:
             deltas = await generation.step()
@@ -42,8 +48,6 @@ async def responses(
                 if delta.token_ids or delta.text or delta.finish or delta.prompt_logprobs:
                     is_last = generation.done and not num_left
                     yield _response(generation, choice, delta, is_last=is_last)
-    finally:
-        generation.close()
 
 
 async def job_of(serving: Serving, request: GenerateRequest, tenant: Tenant) -> Job:

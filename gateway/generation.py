@@ -7,7 +7,7 @@ cancels whatever still runs upstream, and is always called.
 import asyncio
 from collections.abc import Callable, Sequence
 
-from paceline.core.errors import EngineFailure, PacelineError
+from paceline.core.errors import EngineFailure, ErrorCode, PacelineError
 from paceline.core.finish import FinishReason
 from paceline.gateway.choice import Choice, Delta
 from paceline.gateway.deadline import Deadline
@@ -16,8 +16,8 @@ from paceline.gateway.mailbox import Mailbox, leave
 from paceline.gateway.metrics import ModelMetrics, now_s
 from paceline.gateway.prompt_logprobs import PartOrder
 from paceline.gateway.rate_limits import Meter
+from paceline.gateway.request_log import COMPLETED, RequestRecord
 from paceline.gateway.router import Router
-from paceline.gateway.statistics import RequestTimes
 from paceline.gateway.tokenizer import TextModel
 from paceline.v1.common_pb2 import Emission
 from paceline.v1.generate_pb2 import Statistics
@@ -48,6 +48,7 @@ class Generation:
         meter: Meter,
         mailbox: Mailbox,
         deadline: Deadline,
+        record: RequestRecord,
         *,
         has_statistics: bool = False,
     ) -> None:
@@ -62,12 +63,21 @@ class Generation:
         self._deadline = deadline
         self._timer: asyncio.TimerHandle | None = None
         self._has_statistics = has_statistics
-        self._times = RequestTimes(deadline.started_s)
+        self._record = record
+        self._times = record.times
+        self._failure: PacelineError | None = None
         self.num_prompt_tokens = 0
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Sends all jobs. Raises RateLimited, Unavailable or Overloaded; close() takes back what
         was sent."""
+        try:
+            self._submit(jobs)
+        except PacelineError as failure:
+            self._failure = failure
+            raise
+
+    def _submit(self, jobs: Sequence[Job]) -> None:
         self.num_prompt_tokens = sum(len(job.prompt.token_ids) for job in jobs)
         self._meter.take_prompt(self.num_prompt_tokens, now_s())
         left_s = self._deadline.left_s()
@@ -76,7 +86,9 @@ class Generation:
         self._may_stop = any(job.stops for job in jobs)
         for job in jobs:
             running = _Running(self._choices(job))
-            slot = self._router.submit(token_request(job, left_s), self._mailbox)
+            request = token_request(job, left_s)
+            slot = self._router.submit(request, self._mailbox)
+            self._record.request_ids.append(request.request_id)
             self._running[slot] = running
             self._all.append(running)
         self._times.sent(now_s())
@@ -87,9 +99,13 @@ class Generation:
     async def step(self) -> list[tuple[Choice, Delta]]:
         """What arrived since the last call, maybe nothing. Raises how the request failed."""
         deltas = []
-        for emission in await self._mailbox.next():
-            if (delta := self._take(emission)) is not None:
-                deltas.append(delta)
+        try:
+            for emission in await self._mailbox.next():
+                if (delta := self._take(emission)) is not None:
+                    deltas.append(delta)
+        except PacelineError as failure:
+            self._failure = failure
+            raise
         return deltas
 
     def show_at_once(self, can_show: Callable[[], bool], show: Show) -> None:
@@ -135,6 +151,10 @@ class Generation:
         for slot in self._running:
             self._router.cancel(slot)
         self._count_end()
+        if self._failure is not None:
+            self._record.outcome = self._failure.code.value
+        else:
+            self._record.outcome = COMPLETED if self.done else ErrorCode.CANCELLED.value
         self._running.clear()
 
     @property
@@ -148,6 +168,17 @@ class Generation:
             return None
         self._note_last()
         return self._times.so_far(self.num_cached_tokens)
+
+    @property
+    def record(self) -> RequestRecord:
+        """As things stand."""
+        self._note_last()
+        record = self._record
+        record.num_prompt_tokens = self.num_prompt_tokens
+        record.num_cached_tokens = self.num_cached_tokens
+        record.num_output_tokens = self.num_output_tokens
+        record.num_choices = sum(len(running.choices) for running in self._all)
+        return record
 
     @property
     def num_cached_tokens(self) -> int:
@@ -198,6 +229,8 @@ class Generation:
             if emission.pull_us:
                 self._times.pulled(emission.pull_us, waited_s)
         choice.last_emission_s = now
+        if emission.HasField("placement"):
+            self._record.placements.append(emission.placement)
 
     def _count_end(self) -> None:
         for running in self._running.values():

@@ -10,6 +10,7 @@ import sys
 import uvloop
 
 from paceline.core import keys, logs
+from paceline.core.probes import ProbeServer
 from paceline.gateway.app import make_app
 from paceline.gateway.config import GatewayConfig
 from paceline.gateway.grpc_server import GrpcServer
@@ -30,6 +31,8 @@ class GatewayServer:
         self._drain_timeout_s = config.drain_timeout_s
         self._grpc = GrpcServer(self.serving, config)
         self._http = HttpServer(make_app(self.serving), config)
+        self._operators = _operator_server(self.serving, config)
+        self.operator_port = 0  # none
         self._health_updates: set[asyncio.Task[None]] = set()
 
     @property
@@ -43,6 +46,8 @@ class GatewayServer:
     async def start(self) -> None:
         """Listens, then looks for a router; readiness tells when it has one."""
         keys.self_test()
+        if self._operators is not None:
+            self.operator_port = await self._operators.start()
         await self._grpc.start()
         await self._http.start()
         self.serving.on_change = self._update_health
@@ -63,6 +68,8 @@ class GatewayServer:
         self.serving.prompts.close()
         await self.serving.authentication.stop()
         await self.serving.router.stop()
+        if self._operators is not None:
+            await self._operators.stop()
         await asyncio.gather(*self._health_updates)
 
     def _update_health(self) -> None:
@@ -70,6 +77,20 @@ class GatewayServer:
         update = asyncio.get_running_loop().create_task(self._grpc.set_ready(is_ready))
         self._health_updates.add(update)
         update.add_done_callback(self._health_updates.discard)
+
+
+def _operator_server(serving: Serving, config: GatewayConfig) -> ProbeServer | None:
+    if not config.operator_address:
+        return None
+    host, _, port = config.operator_address.rpartition(":")
+    return ProbeServer(
+        host.strip("[]"),
+        int(port),
+        serving.reasons,
+        serving.metrics.registry,
+        {"/debug/requests": serving.requests_page},
+        setting="operator_address",
+    )
 
 
 def run(config: GatewayConfig) -> int:
@@ -90,7 +111,8 @@ async def _serve(config: GatewayConfig) -> int:
     server = GatewayServer(config)
     await server.start()
     gc.freeze()  # what start-up made stays: no need to look at it again
-    logger.info("listening", host=config.host, port=server.port, grpc_port=server.grpc_port)
+    ports = {"port": server.port, "grpc_port": server.grpc_port}
+    logger.info("listening", host=config.host, **ports, operator_port=server.operator_port)
     await asked_to_stop.wait()
     logger.info("draining", timeout_s=config.drain_timeout_s)
     await server.drain()

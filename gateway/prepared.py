@@ -7,6 +7,7 @@ from paceline.core.sampling import LogitsProcessorCall
 from paceline.gateway.answer import Answer
 from paceline.gateway.jobs import Job, TextOptions
 from paceline.gateway.openai_types import LogitsProcessorField, SamplingFields
+from paceline.gateway.request_log import Origin
 from paceline.gateway.sampling_intake import SamplingWishes
 from paceline.gateway.tenants import Tenant
 from paceline.v1.control_pb2 import ModelInfo
@@ -17,6 +18,7 @@ class Caller:
     """What comes with a request beside its body."""
 
     tenant: Tenant
+    origin: Origin
     has_timing: bool = False  # wanted in each frame
     has_statistics: bool = False  # wanted at the end
 

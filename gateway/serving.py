@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from weakref import WeakSet
 
 import structlog
 
@@ -15,8 +14,10 @@ from paceline.gateway.http_limits import http_limits
 from paceline.gateway.mailbox import Mailbox
 from paceline.gateway.metrics import GatewayMetrics, now_s
 from paceline.gateway.prompts import Prompts
+from paceline.gateway.request_log import Origin, RequestLog, RequestRecord
 from paceline.gateway.router import Router
 from paceline.gateway.router_client import RouterClient
+from paceline.gateway.statistics import RequestTimes
 from paceline.gateway.tenants import Tenant
 from paceline.gateway.tokenizer import TextModel
 from paceline.v1.control_pb2 import ModelInfo
@@ -45,7 +46,8 @@ class Serving:
         self.on_change: Callable[[], None] = lambda: None
         self.num_running = 0
         self._reported: list[str] | None = None
-        self._generations: WeakSet[Generation] = WeakSet()
+        self._generations: dict[Generation, None] = {}  # the oldest first
+        self._requests = RequestLog()
 
     def reasons(self) -> list[str]:
         """Why this gateway is not ready; empty when it is."""
@@ -123,18 +125,22 @@ class Serving:
             self.num_running -= 1
             self.metrics.running.set(self.num_running)
 
+    @contextmanager
     def generation(
         self,
         model: ModelInfo,
         tenant: Tenant,
         on_overflow: Callable[[], object],
         deadline: Deadline,
+        origin: Origin,
         *,
         has_statistics: bool = False,
-    ) -> Generation:
+    ) -> Iterator[Generation]:
+        """Closed when the block is left, and seen by operators."""
         limits = self.config.max_pending_emissions, self.config.max_pending_bytes
         mailbox = Mailbox(*limits, on_overflow)
         metrics = self.metrics.for_model(model.name)
+        times = RequestTimes(deadline.started_s)
         generation = Generation(
             self.router,
             self.text,
@@ -142,10 +148,21 @@ class Serving:
             tenant.meter,
             mailbox,
             deadline,
+            RequestRecord(origin, model.name, tenant.digest, times),
             has_statistics=has_statistics,
         )
-        self._generations.add(generation)
-        return generation
+        self._generations[generation] = None
+        try:
+            yield generation
+        finally:
+            generation.close()
+            del self._generations[generation]
+            self._requests.ended(generation.record.fields(now_s()))
+
+    def requests_page(self) -> bytes:
+        """/debug/requests: JSON of what runs and what has ended of late."""
+        now = now_s()
+        return self._requests.page(g.record.fields(now) for g in self._generations)
 
     def _wanted(self) -> list[ModelInfo]:
         wanted = self.config.model_name

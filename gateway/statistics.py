@@ -16,20 +16,20 @@ class RequestTimes:
     the others cost nothing. Seconds are of this process."""
 
     __slots__ = (
-        "_arrived_s",
-        "_first_s",
         "_prefill_us",
         "_pull_us",
         "_queue_us",
         "_sent_s",
+        "arrived_s",
+        "first_s",
         "is_sent",
         "last_s",
         "second_token_s",
     )
 
     def __init__(self, arrived_s: float) -> None:
-        self._arrived_s = self._sent_s = arrived_s
-        self._first_s: float | None = None
+        self.arrived_s = self._sent_s = arrived_s
+        self.first_s: float | None = None
         self._queue_us = self._prefill_us = self._pull_us = 0
         self.is_sent = False
         self.last_s = arrived_s  # when the last emission came
@@ -42,8 +42,8 @@ class RequestTimes:
 
     def first(self, emission: Emission, now_s: float) -> None:
         """The first emission of a choice."""
-        if self._first_s is None:
-            self._first_s = now_s
+        if self.first_s is None:
+            self.first_s = now_s
         if emission.HasField("prompt_times"):
             self._queue_us = max(self._queue_us, emission.prompt_times.queue_us)
             self._prefill_us = max(self._prefill_us, emission.prompt_times.prefill_us)
@@ -56,7 +56,7 @@ class RequestTimes:
 
     @property
     def has_token(self) -> bool:
-        return self._first_s is not None
+        return self.first_s is not None
 
     @property
     def queue_s(self) -> float:
@@ -68,12 +68,12 @@ class RequestTimes:
 
     @property
     def decode_s(self) -> float:
-        return max(0.0, self.last_s - (self.last_s if self._first_s is None else self._first_s))
+        return max(0.0, self.last_s - (self.last_s if self.first_s is None else self.first_s))
 
     def stages(self) -> dict[str, float]:
         """Seconds of each stage that there was."""
         found = {
-            "prepare": max(0.0, self._sent_s - self._arrived_s),
+            "prepare": max(0.0, self._sent_s - self.arrived_s),
             "queue": self.queue_s,
             "prefill": self.prefill_s,
             "decode": self.decode_s,
@@ -86,12 +86,12 @@ class RequestTimes:
 
     def so_far(self, num_cached_tokens: int) -> Statistics:
         return Statistics(
-            prepare_us=_us(self._sent_s - self._arrived_s),
+            prepare_us=_us(self._sent_s - self.arrived_s),
             queue_us=self._queue_us,
             prefill_us=self._prefill_us,
             pull_us=self._pull_us,
             decode_us=_us(self.decode_s),
-            total_us=_us(self.last_s - self._arrived_s),
+            total_us=_us(self.last_s - self.arrived_s),
             num_hit_tokens=num_cached_tokens,
         )
 

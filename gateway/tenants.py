@@ -23,7 +23,7 @@ from typing import Annotated
 import msgspec
 
 from paceline.core.errors import ConfigError, InvalidApiKey, InvalidRequest
-from paceline.core.keys import narrowed_salt, tenant_salt
+from paceline.core.keys import narrowed_salt, tenant_digest, tenant_salt
 from paceline.gateway.jobs import KvOwner
 from paceline.gateway.metrics import now_s
 from paceline.gateway.rate_limits import Meter, TenantLimits
@@ -62,6 +62,7 @@ class Tenant:
     name: str
     salt: bytes  # of its KV's names
     meter: Meter
+    digest: str  # which stands for it in what operators see
 
     def owner(self, cache_salt: str | None) -> KvOwner:
         """Of a request's KV, shared only with requests of the same `cache_salt`. Whatever that is,
@@ -101,8 +102,7 @@ class TenantTable:
 
 
 def default_tenant(secret: str) -> Tenant:
-    salt = tenant_salt(secret.encode(), DEFAULT_TENANT)
-    return Tenant(DEFAULT_TENANT, salt, Meter(TenantLimits(), now_s()))
+    return _tenant(DEFAULT_TENANT, secret, Meter(TenantLimits(), now_s()))
 
 
 def read_tenants(path: Path, secret: str, before: TenantTable | None = None) -> TenantTable:
@@ -119,7 +119,7 @@ def read_tenants(path: Path, secret: str, before: TenantTable | None = None) -> 
         meter = known.meter if known is not None else Meter(limits, now_s())
         if limits != meter.limits:
             changes.append((meter, limits))
-        tenants[name] = Tenant(name, tenant_salt(secret.encode(), name), meter)
+        tenants[name] = _tenant(name, secret, meter)
         for number, digest in enumerate(entry.keys):
             if not _DIGEST.fullmatch(digest):
                 raise _wrong(path, f"tenants.{name}.keys[{number}] is no SHA-256 in lower-case hex")
@@ -128,6 +128,11 @@ def read_tenants(path: Path, secret: str, before: TenantTable | None = None) -> 
     if not by_key:
         raise _wrong(path, "it holds no key: nobody could come in")
     return TenantTable(tenants, by_key, changes)
+
+
+def _tenant(name: str, secret: str, meter: Meter) -> Tenant:
+    key = secret.encode()
+    return Tenant(name, tenant_salt(key, name), meter, tenant_digest(key, name))
 
 
 def _parsed(path: Path) -> _File:

@@ -47,6 +47,7 @@ class Attempt:
         self._start = len(request.logs[choices[0]].tokens)
         self._held: list[common_pb2.Emission] = []
         self._decode_heard = False
+        self._is_told = False  # to the gateway, where it runs
         self._stack = ExitStack()
         self._open(plan, sessions)
 
@@ -187,9 +188,19 @@ class Attempt:
         if emission.finish == CANCELLED:
             self.fail(Unavailable("a worker gave the request up"), flight)
         elif emission.token_ids or emission.finish:
+            if not self._is_told:
+                self._tell_placement(emission)
             self.request.append(log, emission)
             if emission.finish:
                 self._finish(emission.choice)
+
+    def _tell_placement(self, emission: common_pb2.Emission) -> None:
+        self._is_told = True
+        compute = self.compute.session
+        decode = compute if self.decode is None else self.decode.session
+        emission.placement.attempt = self.number
+        emission.placement.prefill_worker = compute.worker_id
+        emission.placement.decode_worker = "" if decode.is_prefill else decode.worker_id
 
     def _hold(self, emission: common_pb2.Emission) -> None:
         if len(self._held) >= MAX_HELD:

@@ -38,6 +38,8 @@ class Reply:
     logprob_of: Callable[[int], float] | None = None  # by choice
     prompt_times: common_pb2.PromptTimes | None = None  # with the first token
     pull_us: int = 0  # with the second
+    placement: common_pb2.Placement | None = None  # with the first
+    later_placement: common_pb2.Placement | None = None  # with the second
     names_choice: bool = False  # the first token is the choice's digit
     prompt_parts: Sequence[common_pb2.PromptLogprobs] = ()
 
@@ -175,6 +177,7 @@ def _emission(
         emitted_unix_us=time.time_ns() // 1000,
         prompt_times=reply.prompt_times if position == 0 else None,
         pull_us=reply.pull_us if position == 1 else 0,
+        placement={0: reply.placement, 1: reply.later_placement}.get(position),
     )
     sampling = submission.request.sampling
     if sampling.HasField("num_logprobs"):

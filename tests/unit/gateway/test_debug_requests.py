@@ -1,0 +1,116 @@
+"""/debug/requests: what operators see of requests, and nobody else."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from paceline.core.errors import ConfigError
+from paceline.core.keys import tenant_digest
+from paceline.gateway.request_log import MAX_ENDED
+from paceline.v1 import common_pb2
+from paceline.v1.common_pb2 import PromptTimes, TokenRequest
+from tests.support.fake_router_service import SECRET, Reply, bytes_reply
+from tests.support.gateway_client import until
+from tests.support.gateway_deployment import Deployment, gateway_config, running
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PROMPT = "a prompt that nobody else may see"
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def shared(model_dir: Path) -> AsyncIterator[Deployment]:
+    async with running(model_dir, operator_address="127.0.0.1:0") as deployment:
+        yield deployment
+
+
+async def page(deployment: Deployment) -> dict[str, Any]:
+    url = f"http://127.0.0.1:{deployment.gateway.operator_port}/debug/requests"
+    async with httpx.AsyncClient() as client:
+        answer = await client.get(url)
+    assert answer.headers["content-type"] == "application/json"
+    assert PROMPT not in answer.text and "hello" not in answer.text.lower()
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def test_an_ended_request_has_its_stages_workers_and_ids(deployment: Deployment) -> None:
+    deployment.router.reply = lambda request: Reply(
+        [[97]] * 3,
+        num_cached_tokens=16,
+        prompt_times=PromptTimes(queue_us=2000, prefill_us=30_000),
+        pull_us=7000,
+        placement=common_pb2.Placement(prefill_worker="P", decode_worker="D"),
+    )
+    assert (await deployment.complete(PROMPT)).status_code == 200
+    found = await page(deployment)
+    ended = found["ended"][0]
+    assert ended["request_ids"] == [deployment.router.submissions[0].request.request_id]
+    assert ended["tenant"] == tenant_digest(SECRET.encode(), "default")
+    assert (ended["operation"], ended["model"]) == ("text_completion", "mock")
+    assert ended["outcome"] == "completed"
+    assert ended["attempts"] == [{"attempt": 0, "prefill": "P", "decode": "D"}]
+    assert (ended["prompt_tokens"], ended["cached_tokens"], ended["output_tokens"]) == (33, 16, 3)
+    stages = ended["stages_ms"]
+    assert (stages["queue"], stages["prefill"], stages["pull"]) == (2, 30, 7)
+    assert 0 < ended["ttft_ms"] <= ended["total_ms"]
+    assert found["num_running"] == 0 and found["running"] == []
+
+
+async def test_a_running_request_is_seen_until_its_client_leaves(deployment: Deployment) -> None:
+    deployment.router.reply = lambda request: Reply([[97]], is_endless=True)
+    async with deployment.http.stream(
+        "POST", "/v1/chat/completions", json={"messages": [{"role": "user", "content": PROMPT}],
+                                              "model": "mock", "stream": True}
+    ) as answer:  # fmt: skip
+        await anext(answer.aiter_lines())
+        (shown,) = (await page(deployment))["running"]
+        assert (shown["operation"], shown["outcome"]) == ("chat", "running")
+        assert shown["output_tokens"] == 1
+    await until(lambda: deployment.gateway.serving.num_running == 0)
+    assert (await page(deployment))["ended"][0]["outcome"] == "cancelled"
+
+
+async def test_a_failure_has_its_code(deployment: Deployment) -> None:
+    error = common_pb2.Error(code=common_pb2.ERROR_CODE_UNAVAILABLE, message="no")
+    deployment.router.reply = lambda request: Reply([[97]], error=error)
+    assert (await deployment.complete(PROMPT)).status_code == 503
+    assert (await page(deployment))["ended"][0]["outcome"] == "unavailable"
+
+
+async def test_attempts_are_all_shown(deployment: Deployment) -> None:
+    def moved(request: TokenRequest) -> Reply:
+        places = [common_pb2.Placement(attempt=i, decode_worker=f"D{i}") for i in range(2)]
+        return Reply([[97]] * 3, placement=places[0], later_placement=places[1])
+
+    deployment.router.reply = moved
+    await deployment.complete(PROMPT)
+    attempts = (await page(deployment))["ended"][0]["attempts"]
+    assert [(a["attempt"], a["decode"]) for a in attempts] == [(0, "D0"), (1, "D1")]
+
+
+async def test_only_the_last_ones_are_kept(deployment: Deployment) -> None:
+    deployment.router.reply = lambda request: bytes_reply(b"a")
+    for _ in range(5):
+        await asyncio.gather(*(deployment.complete("x") for _ in range(60)))
+    assert len((await page(deployment))["ended"]) == MAX_ENDED
+
+
+async def test_the_port_of_callers_has_no_such_page(deployment: Deployment) -> None:
+    assert (await deployment.http.get("/debug/requests")).status_code == 404
+
+
+async def test_it_is_nowhere_unless_asked_for(model_dir: Path) -> None:
+    async with running(model_dir) as deployment:
+        assert deployment.gateway.operator_port == 0
+
+
+@pytest.mark.parametrize("address", ["9000", ":9000", "host:", "host:65536", "host:٣"])
+async def test_a_wrong_address_is_refused(model_dir: Path, address: str) -> None:
+    with pytest.raises(ConfigError, match="operator_address"):
+        gateway_config(model_dir, "127.0.0.1:1", operator_address=address)
