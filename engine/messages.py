@@ -292,7 +292,7 @@ class Recheck(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class CheckIntegrity(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Prove that the states of all pages sum to the pool."""
+    """Prove that the states of all pages sum to the pool; looks at some pages more each time."""
 
 
 PoolCall = Pin | Unpin | Recheck | CheckIntegrity
@@ -324,13 +324,15 @@ class Rechecked(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Integrity(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Pages by state; `problem` is empty when the books balance."""
+    """Pages by state; `problem` is empty while the books balance, and stays. `is_round`: with this
+    call the last page was looked at, too."""
 
     num_free: int
     num_mapped: int
     num_cached: int
     num_pinned: int
     num_quarantined: int
+    is_round: bool
     problem: str = ""
 
 

@@ -10,18 +10,38 @@ if TYPE_CHECKING:
 
 def books_problem(pool: "PagePool", fenced: Iterable[int]) -> str:
     """The first thing that is wrong with `pool`, empty if nothing is. `fenced`: page per fence."""
+    pages = range(pool.num_pages)
     problems = (
-        _state_problem(pool),
+        _state_problem(pool, pages),
         _count_problem(pool),
         _list_problem(pool),
-        _fence_problem(pool, Counter(fenced)),
+        _fence_problem(pool, pages, Counter(fenced)),
         _promise_problem(pool),
     )
     return next((problem for problem in problems if problem), "")
 
 
-def _state_problem(pool: "PagePool") -> str:
-    for page, record in enumerate(pool.pages):
+def slice_problem(pool: "PagePool", pages: range, fenced: Iterable[int]) -> str:
+    """The same of some pages, and of the sums: what can be told in the time of these pages."""
+    problems = (
+        _sums_problem(pool),
+        _state_problem(pool, pages),
+        _fence_problem(pool, pages, Counter(fenced)),
+    )
+    return next((problem for problem in problems if problem), "")
+
+
+def _sums_problem(pool: "PagePool") -> str:
+    listed = [len(pool.free_pages), len(pool.cached_pages)]
+    counted = [pool.num_free, pool.num_cached]
+    if listed != counted or sum(pool.counts) != pool.num_pages:
+        return f"states count {pool.counts}, lists of free and cached {listed} of {pool.num_pages}"
+    return f"{pool.num_promised} pages are promised" if pool.num_promised < 0 else ""
+
+
+def _state_problem(pool: "PagePool", pages: range) -> str:
+    for page in pages:
+        record = pool.pages[page]
         if min(record.refs, record.pins, record.fences) < 0:
             return f"page {page} has a negative counter: {record}"
         if record.state is not record.proper_state():
@@ -47,10 +67,11 @@ def _list_problem(pool: "PagePool") -> str:
     return ""
 
 
-def _fence_problem(pool: "PagePool", fenced: Counter[int]) -> str:
-    for page, record in enumerate(pool.pages):
-        if record.fences != fenced[page]:
-            return f"page {page} counts {record.fences} fences, {fenced[page]} are known"
+def _fence_problem(pool: "PagePool", pages: range, fenced: Counter[int]) -> str:
+    for page in pages:
+        fences = pool.pages[page].fences
+        if fences != fenced[page]:
+            return f"page {page} counts {fences} fences, {fenced[page]} are known"
     return ""
 
 

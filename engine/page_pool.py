@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from paceline.engine.page_books import books_problem
+from paceline.engine.page_books import books_problem, slice_problem
 
 
 class PageState(IntEnum):
@@ -86,6 +86,14 @@ class PagePool:
     @property
     def num_pages(self) -> int:
         return len(self.pages)
+
+    @property
+    def num_free(self) -> int:
+        return self.counts[PageState.FREE]
+
+    @property
+    def num_cached(self) -> int:
+        return self.counts[PageState.CACHED]
 
     @property
     def num_physical(self) -> int:
@@ -187,13 +195,16 @@ class PagePool:
             self._settle(page)
             return True
 
-    def check_integrity(self) -> str:
-        """Empty when the books balance, else what is wrong."""
+    def check_integrity(self, pages: range | None = None) -> str:
+        """Empty when the books balance, else what is wrong. Of all pages the time grows with the
+        pool, and nobody else gets a page meanwhile; of some it is theirs alone."""
         with self.lock:
             fenced = [page for _, page in self._step_fences]
-            for pages in self._transfer_fences.values():
-                fenced += pages
-            return books_problem(self, fenced)
+            for held in self._transfer_fences.values():
+                fenced += held
+            if pages is None:
+                return books_problem(self, fenced)
+            return slice_problem(self, pages, fenced)
 
     def _take(self, group: int) -> int:
         if not self.free_pages:

@@ -132,14 +132,22 @@ class PrefixCache:
             events, self._events = self._events, []
             return events
 
-    def check_integrity(self) -> str:
-        """Empty when names and pages agree."""
+    def check_integrity(self, pages: range | None = None) -> str:
+        """Empty when names and pages agree; of some pages, when their names lead to them."""
         with self.pool.lock:
+            if pages is not None:
+                return next(filter(None, map(self._name_problem, pages)), "")
             named: list[dict[bytes, int]] = [{} for _ in self.groups]
             for page, record in enumerate(self.pool.pages):
                 if record.key is not None:
                     named[record.group][record.key] = page
             return "" if tuple(named) == self._page_of else "names and pages disagree"
+
+    def _name_problem(self, page: int) -> str:
+        record = self.pool.pages[page]
+        if record.key is None or self._page_of[record.group].get(record.key) == page:
+            return ""
+        return f"the name of page {page} leads elsewhere"
 
     def _agree(self, num_blocks: int, keys: Sequence[bytes], packed_tokens: bytes) -> int:
         """The largest number up to `num_blocks` whose last blocks are here in every group with a

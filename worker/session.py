@@ -263,13 +263,14 @@ class Session:
             self.background(self._check_books, messages.CheckIntegrity())
 
     async def _check_books(self, call: messages.CheckIntegrity) -> None:
-        """While nothing runs, until all is let go: the page states must add up to the pool."""
+        """While nothing runs, until all is let go and all pages were looked at: their states must
+        add up to the pool."""
         output = self._num_outputs
         integrity = await self.rank.link.call(call)
         assert isinstance(integrity, messages.Integrity)
         self.metrics.observe_pages(integrity)
         held = integrity.num_mapped + integrity.num_pinned + integrity.num_quarantined
-        self._settled_output = -1 if held else output
+        self._settled_output = output if integrity.is_round and not held else -1
         if integrity.problem:
             _log.error("page books do not balance", problem=integrity.problem)
 

@@ -175,7 +175,8 @@ class Bench:
         """Everything is free or cached, and every slot that ended ended once."""
         reply = self.engine.pool_calls.answer(CheckIntegrity())
         assert isinstance(reply, Integrity)
-        assert reply.problem == ""
+        assert reply.problem == self.engine.pool.check_integrity() == ""
+        assert self.engine.cache.check_integrity() == ""
         assert (reply.num_mapped, reply.num_pinned, reply.num_quarantined) == (0, 0, 0)
         assert self.engine.pool.num_promised == 0
         assert not self.engine.groups.live

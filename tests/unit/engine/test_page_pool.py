@@ -159,6 +159,37 @@ def test_integrity_names_what_is_wrong() -> None:
     assert "free list [0, 1, 2] is not [0, 1, 2, 3]" in pool.check_integrity()
 
 
+def test_integrity_of_some_pages_names_what_is_wrong_with_them_and_with_the_sums() -> None:
+    pool = PagePool(4)
+    pool.allocate(1)
+    pool.pages[2].refs = 1
+    assert pool.check_integrity(range(2)) == ""
+    assert pool.check_integrity(range(2, 4)) == "page 2 is FREE, should be MAPPED"
+    pool = PagePool(4)
+    pool.pages[3].fences = -1
+    assert "page 3 has a negative counter" in pool.check_integrity(range(3, 4))
+    pool = PagePool(4)
+    assert pool.check_integrity(range(1)) == ""
+    pool.free_pages.pop()
+    wrong = "states count [4, 0, 0, 0, 0], lists of free and cached [3, 0] of 4"
+    assert pool.check_integrity(range(1)) == wrong
+    pool = PagePool(4)
+    pool.num_promised = -1
+    assert pool.check_integrity(range(1)) == "-1 pages are promised"
+
+
+def test_integrity_of_some_pages_follows_their_names() -> None:
+    pool = PagePool(4)
+    cache = PrefixCache(pool, (FULL,))
+    pages = pool.allocate(2) or []
+    for page, key in zip(pages, (b"a", b"b"), strict=True):
+        cache.commit(page, key, b"", ())
+    assert cache.check_integrity(range(4)) == ""
+    pool.pages[pages[1]].key = b"c"
+    assert cache.check_integrity(range(pages[1])) == ""
+    assert cache.check_integrity(range(4)) == f"the name of page {pages[1]} leads elsewhere"
+
+
 def test_evicts_the_least_recently_used_and_the_end_of_a_chain_first() -> None:
     pool = PagePool(4)
     cache = PrefixCache(pool, (FULL,))

@@ -22,6 +22,7 @@ from paceline.engine.messages import (
     Unpinned,
 )
 from paceline.engine.page_pool import PageState
+from paceline.engine.pool_calls import CHECKED_PAGES
 from tests.unit.engine.benches import ROOT, Bench, bench, prompt, request
 
 
@@ -80,6 +81,20 @@ def test_recheck_drops_a_page_only_if_its_bytes_are_wrong_here() -> None:
     assert len(pin(b, keys).pages) == 1
     assert b.engine.pool_calls.answer(recheck) == Rechecked(dropped=False)
     assert b.engine.pool_calls.answer(Recheck(-1, 0)) == Rechecked(dropped=False)
+
+
+def test_checks_go_round_the_pool_some_pages_at_a_time() -> None:
+    b = bench(num_pages=2 * CHECKED_PAGES + 8)
+    page = b.engine.pool.pages[CHECKED_PAGES]
+    page.refs = 1
+    found = [b.engine.pool_calls.answer(CheckIntegrity()) for _ in range(4)]
+    assert [(reply.is_round, bool(reply.problem)) for reply in found] == [
+        (False, False),
+        (False, True),
+        (True, True),
+        (False, True),
+    ]
+    page.refs = 0
 
 
 @pytest.fixture

@@ -61,6 +61,7 @@ def test_answers_beside_a_loop_that_hangs_are_none() -> None:
 
 def test_a_long_step_on_the_cpu_is_no_hang_and_a_sleep_is_one() -> None:
     with _process("while True: pass") as busy, _process("import time; time.sleep(60)") as idle:
+        time.sleep(0.5)
         computing, hanging = _watch(busy), _watch(idle)
         for _ in range(3):
             computing.beat()
