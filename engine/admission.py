@@ -8,6 +8,7 @@ from paceline.core.kv_layout import PAGE_TOKENS
 from paceline.engine.allowances import Allowances
 from paceline.engine.logits_processors import ProcessorTable
 from paceline.engine.messages import RequestSpec
+from paceline.engine.pooling import PooledStates
 from paceline.engine.request_edits import request_edits
 from paceline.engine.sequence import Group, Sequence
 from paceline.models.base import Model
@@ -42,6 +43,8 @@ class Admission:
             edits=request_edits(sampling, stop_ids, self._processors, self.vocab_size),
         )
         is_scored = sampling.num_prompt_logprobs >= 0 and len(tokens) == spec.num_prompt_tokens
+        if spec.pooling is not None:
+            group.pooled = PooledStates.of(spec.pooling, len(tokens))
         group.num_scored = 0 if is_scored else spec.num_prompt_tokens
         group.leader = Sequence(group, spec.choices[0], tokens, len(tokens), self.num_page_groups)
         group.sequences = [group.leader]
@@ -50,6 +53,8 @@ class Admission:
     def _max_length(self, spec: RequestSpec, prefill_only: bool) -> int:
         """Tokens of a choice at its end. A pool that cannot hold them is no reason for a short
         answer: the request is refused."""
+        if spec.pooling is not None:
+            return spec.num_prompt_tokens
         longest = min(self.context_length, spec.num_prompt_tokens + spec.sampling.max_tokens)
         if longest > self.max_length and not prefill_only:
             reason = (
@@ -62,7 +67,7 @@ class Admission:
     def _checked_tokens(self, spec: RequestSpec) -> NDArray[np.int64]:
         tokens = self._token_array(spec.token_ids)
         self._check_counts(spec, len(tokens))
-        longest = self.max_length - 1
+        longest = self.max_length if spec.pooling is not None else self.max_length - 1
         if len(tokens) > longest:
             raise ContextLengthExceeded(
                 "prompt",
@@ -89,6 +94,9 @@ class Admission:
             reason = f"must lie between 1 and the {num_tokens} tokens given"
             raise InvalidRequest("num_prompt_tokens", spec.num_prompt_tokens, reason)
         num_forced = num_tokens - spec.num_prompt_tokens
+        reason = f"has no output, of which {num_forced} tokens are given"
+        has_output = spec.pooling is None
+        InvalidRequest.check("pooling", spec.pooling, has_output or not num_forced, reason)
         if num_forced >= spec.sampling.max_tokens:
             reason = f"{num_forced} tokens were emitted before: nothing is left to do"
             raise InvalidRequest("max_tokens", spec.sampling.max_tokens, reason)

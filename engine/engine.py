@@ -38,7 +38,7 @@ from paceline.engine.pool_calls import PoolCalls
 from paceline.engine.pools import PageSums
 from paceline.engine.prefix_cache import PrefixCache
 from paceline.engine.promise import promise
-from paceline.engine.runner import Launched, Prepared, Runner
+from paceline.engine.runner import Forwarded, Launched, Prepared, Runner
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.warm_up import Progress, warm_up
 from paceline.models.base import Model
@@ -55,7 +55,7 @@ class LaunchedStep:
     step: int
     plan: Plan
     prepared: Prepared
-    logits: torch.Tensor
+    forwarded: Forwarded
     started_s: float
     launched: Launched | None = None
 
@@ -168,14 +168,14 @@ class Engine:
                 return None
             prepared = self.runner.prepare(plan)
             self.clock.launched += 1
-        logits = self.runner.forward(prepared)
-        return LaunchedStep(self.clock.launched, plan, prepared, logits, started_s)
+        forwarded = self.runner.forward(prepared)
+        return LaunchedStep(self.clock.launched, plan, prepared, forwarded, started_s)
 
     def sample(self, flight: LaunchedStep) -> None:
         """Launches the rest of a step. The step before has retired."""
         with self._lock:
             promised = promise(flight.plan, self.state, self.pool)
-        flight.launched = self.runner.sample(flight.prepared, flight.logits, promised)
+        flight.launched = self.runner.sample(flight.prepared, flight.forwarded, promised)
 
     def _next_plan(self) -> Plan | None:
         plan = self._planned or self.scheduler.plan()

@@ -3,6 +3,7 @@
 Life of a slot, by how it enters:
 
     Submit(prefill_only=False)   waiting → running → Emission… → Ended
+    Submit(pooling is set)       waiting → running → Embedding → Ended
     Submit(prefill_only=True)    waiting → running → first Emission + HandoffReady, KV held
                                  → Release or Cancel → Ended
     Submit(num_offered_blocks>0) waiting → Fill (pages granted) → Pulled… → Filled → running → …
@@ -19,11 +20,14 @@ import msgspec
 
 from paceline.core.errors import ErrorCode
 from paceline.core.finish import FinishReason
+from paceline.core.pooling import Pooling
 from paceline.core.sampling import SamplingParams
 
 
 class RequestSpec(msgspec.Struct, frozen=True, array_like=True):
-    """A request in tokens. `token_ids` beyond `num_prompt_tokens` were emitted before: forced."""
+    """A request in tokens. `token_ids` beyond `num_prompt_tokens` were emitted before: forced.
+
+    `pooling`: its hidden states are wanted, and no token; there are no forced ones then."""
 
     request_id: str
     token_ids: list[int]
@@ -32,6 +36,7 @@ class RequestSpec(msgspec.Struct, frozen=True, array_like=True):
     sampling: SamplingParams
     choices: tuple[int, ...]  # 0..n-1 sharing the prompt, or the one that is continued
     priority: int = 0  # smaller first, then arrival
+    pooling: Pooling | None = None
 
 
 # --- commands: front → rank -------------------------------------------------------------------
@@ -151,6 +156,14 @@ class PromptScored(msgspec.Struct, frozen=True, tag=True, array_like=True):
     scores: list[PositionLogprobs]
 
 
+class Embedding(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Pooled hidden states of a prompt, as the model has them: not normalised."""
+
+    slot: int
+    vector: bytes  # float32, little-endian
+    num_cached_tokens: int
+
+
 class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The slot cannot go on. `Ended` follows when its pages are free."""
 
@@ -229,6 +242,7 @@ class Removed(msgspec.Struct, frozen=True, tag=True, array_like=True):
 Event = (
     Emission
     | PromptScored
+    | Embedding
     | Failed
     | Committed
     | HandoffReady

@@ -2,11 +2,14 @@
 
 import math
 
+import numpy as np
+
 from paceline.core.errors import EngineFailure, InvalidRequest, PacelineError
 from paceline.core.finish import FinishReason
 from paceline.core.kv_layout import PAGE_TOKENS
 from paceline.engine.groups import Groups
 from paceline.engine.messages import (
+    Embedding,
     Emission,
     FirstToken,
     HandoffReady,
@@ -18,6 +21,7 @@ from paceline.engine.messages import (
 )
 from paceline.engine.pins import pin_for_reader
 from paceline.engine.plan import Plan, Scheduled
+from paceline.engine.pooling import Floats
 from paceline.engine.pools import Sums
 from paceline.engine.prefix_cache import Tail
 from paceline.engine.promise import FilledBlock
@@ -40,6 +44,7 @@ class Outcome:
         for sequence in current:
             self.groups.allocator.slide(sequence)
         self._announce_scores(plan, result.scored)
+        self._pool(plan, result.pooled)
         self._keep_tails(result)
         first = 0
         for entry in plan.scheduled:
@@ -86,6 +91,25 @@ class Outcome:
             return
         group.num_scored = entry.scored.stop
         self.groups.events.append(PromptScored(group.slot, entry.scored.start + 1, scores))
+
+    def _pool(self, plan: Plan, totals: list[Floats]) -> None:
+        pooled = [entry for entry in plan.scheduled if entry.pooled]
+        for entry, total in zip(pooled, totals, strict=True):
+            if entry.is_current:
+                self._add_states(entry, total)
+
+    def _add_states(self, entry: Scheduled, total: Floats) -> None:
+        group = entry.sequence.group
+        states = group.pooled
+        assert states is not None, "of no other sequence"
+        states.add(entry.pooled, total)
+        if not np.isfinite(total).all():
+            error = EngineFailure("the model returned hidden states that are not numbers")
+            self.groups.fail(group, error)
+        elif states.is_complete:
+            vector = states.mean().astype("<f4").tobytes()
+            self.groups.events.append(Embedding(group.slot, vector, group.num_cached_tokens))
+            self.groups.end(group)
 
     def _accept(self, entry: Scheduled, sampled: Sampled, first: int, last: int) -> None:
         sequence = entry.sequence

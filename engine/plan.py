@@ -8,15 +8,16 @@ from paceline.engine.sequence import Sequence
 @dataclass(frozen=True, slots=True)
 class Scheduled:
     """`num_new` tokens of a sequence; `choices`: one token is drawn for each, none if it stays
-    short of its last token. `scored`: positions whose logits are scored for the prompt's next
-    token. `epoch` is the sequence's at launch: another one later means that the result no longer
-    counts."""
+    short of its last token or wants none. `scored`: positions whose logits are scored for the
+    prompt's next token; `pooled`: those whose hidden states are pooled. `epoch` is the sequence's
+    at launch: another one later means that the result no longer counts."""
 
     sequence: Sequence
     num_new: int
     epoch: int
     choices: tuple[int, ...]
     scored: range
+    pooled: range
 
     @property
     def is_current(self) -> bool:
@@ -49,8 +50,9 @@ class Plan:
 def schedule(sequence: Sequence, num_new: int) -> Scheduled:
     group = sequence.group
     choices: tuple[int, ...] = ()
-    if num_new == sequence.num_remaining:
+    if num_new == sequence.num_remaining and group.pooled is None:
         choices = tuple(group.choices) if group.leader is sequence else (sequence.choice,)
     start = sequence.num_computed
-    scored = group.to_score(start, start + num_new)
-    return Scheduled(sequence, num_new, sequence.epoch, choices, scored)
+    end = start + num_new
+    scored, pooled = group.to_score(start, end), group.to_pool(start, end)
+    return Scheduled(sequence, num_new, sequence.epoch, choices, scored, pooled)

@@ -1,6 +1,7 @@
 """Turns a plan into tensors, runs the model, launches sampling."""
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,7 +12,8 @@ from paceline.core.kv_layout import PAGE_TOKENS
 from paceline.engine.batch_state import TABLE_WIDTHS, BatchState
 from paceline.engine.cuda_graph import DecodeGraphs, DecodeStep
 from paceline.engine.messages import PositionLogprobs
-from paceline.engine.plan import Plan
+from paceline.engine.plan import Plan, Scheduled
+from paceline.engine.pooling import Floats, sums_of
 from paceline.engine.pools import PageSums, Sums, unsigned
 from paceline.engine.position_logprobs import position_logprobs
 from paceline.engine.promise import Promise
@@ -38,21 +40,32 @@ class ScoreBatch:
 class Prepared:
     """A step before its launch. Without `samples` no sequence reaches its last token.
 
-    The first rows of logits are drawn from, the others are scored."""
+    The first rows of logits are drawn from, the others are scored. Behind them come the rows of
+    hidden states that are `pooled`: how many for each sequence that wants some."""
 
     batch: ForwardBatch | DecodeStep
     samples: SampleBatch | None
     scores: ScoreBatch | None
+    pooled: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarded:
+    """What a forward pass brings: logits [R, vocab], and sums of hidden states [E, hidden]."""
+
+    logits: torch.Tensor
+    pooled: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step has brought, on the host: `scored` in the order of the plan, sums in that of the
-    promise."""
+    """What a step has brought, on the host: `scored` and `pooled` in the order of the plan, sums in
+    that of the promise."""
 
     promise: Promise
     sampled: Sampled
     scored: list[PositionLogprobs | None]
+    pooled: list[Floats]
     block_sums: Sums
     tail_sums: list[Sums]
 
@@ -66,6 +79,7 @@ class Launched:
     drawn: Drawn | None
     scores: TokenScores | None
     scored_for: ScoreBatch | None
+    pooled: torch.Tensor | None
     block_sums: torch.Tensor | None
     tail_sums: list[torch.Tensor]
     done: "torch.cuda.Event | None"
@@ -82,10 +96,10 @@ class Launched:
             scored = position_logprobs(
                 self.scores, batch.token_ids.tolist(), batch.num_top.tolist()
             )
+        pooled = [] if self.pooled is None else list(self.pooled.numpy())
         block_sums = [] if self.block_sums is None else unsigned(self.block_sums)
-        return StepResult(
-            self.promise, sampled, scored, block_sums, list(map(unsigned, self.tail_sums))
-        )
+        tail_sums = list(map(unsigned, self.tail_sums))
+        return StepResult(self.promise, sampled, scored, pooled, block_sums, tail_sums)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,24 +147,33 @@ class Runner:
         """All that a step reads of the batch state, copied."""
         arrays, scores = self.arrays(plan), _scores(plan)
         samples = self._samples(plan, arrays) if arrays.num_draws.any() else None
-        is_captured = self.graphs is not None and not plan.chunks and scores is None
+        pooled = tuple(len(entry.pooled) for entry in plan.scheduled if entry.pooled)
+        is_plain = not plan.chunks and scores is None and not pooled
+        is_captured = self.graphs is not None and is_plain
         batch = self._decode_step(arrays) if is_captured else self.batch(plan, arrays)
-        return Prepared(batch, samples, scores)
+        return Prepared(batch, samples, scores, pooled)
 
     @torch.inference_mode()
-    def forward(self, prepared: Prepared) -> torch.Tensor:
-        """Logits, one row a drawing sequence and one a scored position. Reads and writes the pools;
-        knows nothing of the batch state."""
-        if isinstance(prepared.batch, ForwardBatch):
-            return self.model.forward(prepared.batch, self.pools)
-        assert self.graphs is not None
-        return self.graphs.replay(prepared.batch)
+    def forward(self, prepared: Prepared) -> Forwarded:
+        """Logits, one row a drawing sequence and one a scored position, and what is pooled. Reads
+        and writes the pools; knows nothing of the batch state."""
+        batch, model = prepared.batch, self.model
+        if not isinstance(batch, ForwardBatch):
+            assert self.graphs is not None
+            return Forwarded(self.graphs.replay(batch))
+        if not prepared.pooled:
+            return Forwarded(model.forward(batch, self.pools))
+        states = model.hidden_states(batch, self.pools)
+        num_logits = len(states) - sum(prepared.pooled)
+        pooled = sums_of(states[num_logits:], prepared.pooled)
+        return Forwarded(model.logits(states[:num_logits]), pooled)
 
     @torch.inference_mode()
-    def sample(self, prepared: Prepared, logits: torch.Tensor, promise: Promise) -> Launched:
+    def sample(self, prepared: Prepared, forwarded: Forwarded, promise: Promise) -> Launched:
         """The second part of a step, with all that it brings beside logits."""
-        samples, scored_for = prepared.samples, prepared.scores
+        samples, scored_for, logits = prepared.samples, prepared.scores, forwarded.logits
         drawn = scores = block_sums = done = None
+        pooled = None if forwarded.pooled is None else to_host(forwarded.pooled)
         num_drawn_from = len(logits)
         if scored_for is not None:
             num_drawn_from -= len(scored_for.token_ids)
@@ -167,7 +190,8 @@ class Runner:
         if self.device.type == "cuda":
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record()
-        return Launched(promise, samples, drawn, scores, scored_for, block_sums, tail_sums, done)
+        sums = (block_sums, tail_sums)
+        return Launched(promise, samples, drawn, scores, scored_for, pooled, *sums, done)
 
     @torch.inference_mode()
     def copy_pages(self, sources: list[int], destinations: list[int]) -> None:
@@ -217,12 +241,9 @@ class Runner:
             for i in range(all_tables.shape[1])
         ]
         ends = arrays.starts[1:]
-        scored = [
-            start - entry.sequence.num_computed + np.asarray(entry.scored, np.int64)
-            for start, entry in zip(arrays.starts, plan.scheduled, strict=False)
-            if entry.scored
-        ]
-        logits_rows = np.concatenate((ends[arrays.num_draws > 0] - 1, *scored))
+        scored = _rows(plan, arrays, lambda entry: entry.scored)
+        pooled = _rows(plan, arrays, lambda entry: entry.pooled)
+        logits_rows = np.concatenate((ends[arrays.num_draws > 0] - 1, *scored, *pooled))
         common = (token_ids, positions, arrays.starts, contexts, logits_rows)
         tensors = to_device(self.device, *common, *slots)
         ids = tensors[0]
@@ -291,6 +312,15 @@ class Runner:
             position=position,
             num_logprobs=state.num_logprobs[rows],
         )
+
+
+def _rows(plan: Plan, arrays: PlanArrays, positions: Callable[[Scheduled], range]) -> list[Int64s]:
+    """Of a step's tokens those at `positions` of their sequences."""
+    return [
+        start - entry.sequence.num_computed + np.asarray(found, np.int64)
+        for start, entry in zip(arrays.starts, plan.scheduled, strict=False)
+        if (found := positions(entry))
+    ]
 
 
 def _scores(plan: Plan) -> ScoreBatch | None:

@@ -194,12 +194,13 @@ class Scheduler:
                 budget -= entry.num_new
 
     def _grant(self, sequence: Sequence) -> Grant | None:
-        """The last token is always computed here, and what is to be scored: cached pages have no
-        logits."""
+        """The last token is always computed here, and what is to be scored or pooled: cached pages
+        have no logits and no hidden states."""
         group = sequence.group
         max_hits = (sequence.num_tokens - 1) // PAGE_TOKENS
-        if to_score := self._scores_of(sequence):
-            max_hits = min(max_hits, to_score.start // PAGE_TOKENS)
+        for wanted in (self._scores_of(sequence), group.to_pool(0, sequence.num_tokens)):
+            if wanted:
+                max_hits = min(max_hits, wanted.start // PAGE_TOKENS)
         group.num_offered = min(group.num_offered, max_hits)
         before = sequence.num_remaining
         allowance = self._allowance(sequence)
@@ -214,7 +215,7 @@ class Scheduler:
 
     def _allowance(self, sequence: Sequence) -> Pages:
         group = sequence.group
-        if group.prefill_only:
+        if group.is_only_prompt:
             return self.allowances.of_prompt(sequence)
         num_choices = len(group.choices) if group.leader is sequence else 1
         return self.allowances.of_request(sequence, num_choices)

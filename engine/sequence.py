@@ -15,6 +15,7 @@ from paceline.core.keys import chain_keys
 from paceline.core.kv_layout import PAGE_TOKENS
 from paceline.engine.block_table import BlockTable
 from paceline.engine.messages import RequestSpec
+from paceline.engine.pooling import PooledStates
 from paceline.engine.request_edits import RequestEdits
 from paceline.engine.token_counts import TokenCounts
 
@@ -44,6 +45,7 @@ class Group:
     stop_ids: tuple[int, ...]  # end a choice
     max_length: int  # tokens, prompt included, at which a choice ends
     edits: RequestEdits | None = None
+    pooled: PooledStates | None = None  # wanted instead of tokens
     leader: "Sequence | None" = None
     sequences: list["Sequence"] = field(default_factory=list)
     num_scored: int = 0  # leading tokens of the prompt whose logits were scored, or need not be
@@ -68,6 +70,15 @@ class Group:
         prompt's next token. There are none once a token was emitted."""
         last = self.spec.num_prompt_tokens - 1
         return range(max(start, self.num_scored), min(end, last))
+
+    def to_pool(self, start: int, end: int) -> range:
+        """Of tokens [start, end) those whose hidden states are still to be pooled."""
+        return range(0) if self.pooled is None else self.pooled.wanted(start, end)
+
+    @property
+    def is_only_prompt(self) -> bool:
+        """Nothing is generated here."""
+        return self.prefill_only or self.pooled is not None
 
 
 class Sequence:

@@ -38,7 +38,7 @@ class ForwardBatch:
     query_start: torch.Tensor  # [B + 1] int64
     context_lens: torch.Tensor  # [B] int64
     block_tables: tuple[torch.Tensor, ...]  # by group, [B, max_blocks] int64, padded with 0
-    logits_rows: torch.Tensor  # [R] int64: rows of T whose logits are wanted
+    logits_rows: torch.Tensor  # [R] int64: rows of T whose logits, or hidden states, are wanted
     max_query_len: int  # of the longest sequence: 1 means a pure decode step
     max_context_len: int  # upper bound over the decode sequences; the others' are in `prefills`
     prefills: tuple[PrefillChunk, ...]  # sequences D..B-1, in order; () is a pure decode step
@@ -49,6 +49,7 @@ class Model(Protocol):
     """A causal language model over a paged pool."""
 
     vocab_size: int
+    hidden_size: int
     context_length: int
     eos_token_ids: tuple[int, ...]
     layout: KVLayout
@@ -64,6 +65,14 @@ class Model(Protocol):
 
         `pools` has one tensor, [num_pages, *layout.page.shape]: pages of all groups are alike.
         """
+        ...
+
+    def hidden_states(self, batch: ForwardBatch, pools: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """`forward` up to the last norm, without the projection to the vocabulary: [R, hidden]."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The rest of it: [R, hidden] → [R, vocab] in float32."""
         ...
 
     def weight_bytes(self) -> int:

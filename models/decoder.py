@@ -109,6 +109,7 @@ class Decoder(ABC):
     def __init__(self, config: ModelConfig, source: ModelSource, build: LayerBuilder) -> None:
         self.config = config
         self.vocab_size = config.vocab_size
+        self.hidden_size = config.hidden_size
         self.context_length = config.context_length
         self.eos_token_ids = source.eos_token_ids
         self._dtype, self._device = source.dtype, source.device
@@ -156,31 +157,42 @@ class Decoder(ABC):
         return self._build.num_bytes
 
     def forward(self, batch: ForwardBatch, pools: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        hidden = self.embed(batch)
-        tables = [
-            rope_tables(batch.positions, inv_freq, scaling, hidden.dtype)
-            for inv_freq, scaling in self._ropes
-        ]
+        if self._fused is None or not self._fused.fits(batch):
+            return self.logits(self.hidden_states(batch, pools))
+        hidden, tables = self._inputs(batch)
+        plans = self._plans(batch, hidden.dtype)
+        return self._capped(self._fused.logits(hidden, pools[0], plans, tables))
+
+    def hidden_states(self, batch: ForwardBatch, pools: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        hidden, tables = self._inputs(batch)
         program = self._programs and self._programs.find(pools[0], batch, tables)
         if program:
-            if not len(batch.logits_rows):
-                program.run(hidden, batch, tables)
-                return hidden.new_empty(0, self.vocab_size, dtype=torch.float32)
-            return self._logits(program.run(hidden, batch, tables)[batch.logits_rows])
+            return self._normed(program.run(hidden, batch, tables)[batch.logits_rows])
         plans = self._plans(batch, hidden.dtype)
-        if self._fused is not None and self._fused.fits(batch):
-            return self._capped(self._fused.logits(hidden, pools[0], plans, tables))
         for block, (group, layer) in zip(self.blocks, self.layout.layers, strict=True):
             place = (pools[0], layer, plans[group])
             query = block.attention.project(block.norm_1(hidden), *place, tables)
-            if block is self.blocks[-1]:  # all KV is written: only rows with logits go on
+            if block is self.blocks[-1]:  # all KV is written: only rows that are wanted go on
                 if not len(batch.logits_rows):
-                    return hidden.new_empty(0, self.vocab_size, dtype=torch.float32)
+                    return hidden[:0]
                 hidden, attended = self._last_rows(hidden, query, batch, *place)
             else:
                 attended = block.attention.attend(query, *place)
             hidden = block.feed_forward(hidden, attended)
-        return self._logits(hidden)
+        return self._normed(hidden)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        if not len(hidden):
+            return hidden.new_empty(0, self.vocab_size, dtype=torch.float32)
+        return self._capped(self.head(hidden).float())
+
+    def _inputs(self, batch: ForwardBatch) -> tuple[torch.Tensor, list[RotaryTables]]:
+        """Embedded tokens, and their rotations."""
+        hidden = self.embed(batch)
+        return hidden, [
+            rope_tables(batch.positions, inv_freq, scaling, hidden.dtype)
+            for inv_freq, scaling in self._ropes
+        ]
 
     def _last_rows(
         self,
@@ -191,7 +203,7 @@ class Decoder(ABC):
         layer: int,
         plan: AttentionPlan,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows with logits of `hidden`, and what the last layer's attention makes of them."""
+        """Rows of `hidden` that are wanted, and what the last layer's attention makes of them."""
         attention, rows = self.blocks[-1].attention, batch.logits_rows
         if plan.gpu is None or not batch.wants_last_rows:
             return hidden[rows], attention.attend(query, pool, layer, plan)[rows]
@@ -202,8 +214,8 @@ class Decoder(ABC):
             hidden, query = hidden[rows], query[rows]
         return hidden, attention.attend(query, pool, layer, plan)
 
-    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._capped(self.head(self.norm(hidden)).float())
+    def _normed(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.norm(hidden) if len(hidden) else hidden
 
     def _capped(self, logits: torch.Tensor) -> torch.Tensor:
         cap = self.config.logits_softcap

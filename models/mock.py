@@ -6,7 +6,8 @@
 
 A wrong byte, a missing block or a wrong order changes the hash, hence the token. How the prompt was
 cut into chunks does not. A layer with a window is part of the signatures of the last positions
-only: of as many as the window has. Logits are uniform in [0, 8); the favourite has 10.
+only: of as many as the window has. A hidden state is the hash in parts of 16 bits, and the length
+of the context, all exact in float32. Logits are uniform in [0, 8); the favourite has 10.
 """
 
 import math
@@ -24,6 +25,7 @@ from paceline.models.fields import Fields
 from paceline.models.registry import ModelSource
 
 _ROWS_AT_ONCE = 16
+_HASH_SHIFTS = (0, 16, 32, 48)  # of its parts in a hidden state
 _NEVER = -10_000.0
 
 
@@ -72,6 +74,7 @@ class MockModel:
     def __init__(self, config: MockConfig, source: ModelSource) -> None:
         self.config = config
         self.vocab_size = config.vocab_size
+        self.hidden_size = len(_HASH_SHIFTS) + 1
         longest = config.max_position_embeddings
         self.context_length = served_context(longest, longest, source.max_context_length)
         self.eos_token_ids = source.eos_token_ids
@@ -105,6 +108,9 @@ class MockModel:
         return sum(weights.nbytes for weights in self._weights) + self._vocabulary.nbytes
 
     def forward(self, batch: ForwardBatch, pools: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        return self.logits(self.hidden_states(batch, pools))
+
+    def hidden_states(self, batch: ForwardBatch, pools: tuple[torch.Tensor, ...]) -> torch.Tensor:
         self._sleep(batch)
         pool = pools[0]
         self._write(batch, pool)
@@ -117,7 +123,14 @@ class MockModel:
             self._hash(pool, [table[owners] for table in tables], lengths)
             for owners, lengths in rows
         ]
-        return self._logits(torch.cat(hashes), contexts)
+        shifts = torch.tensor(_HASH_SHIFTS, device=pool.device)
+        parts = torch.cat(hashes)[:, None] >> shifts & 0xFFFF
+        return torch.cat((parts, contexts[:, None]), dim=1).float()
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        parts, contexts = hidden[:, :-1].long(), hidden[:, -1].long()
+        shifts = torch.tensor(_HASH_SHIFTS, device=hidden.device)
+        return self._logits((parts << shifts).sum(dim=1), contexts)
 
     def _sleep(self, batch: ForwardBatch) -> None:
         num_prefill_tokens = sum(chunk.query_len for chunk in batch.prefills)

@@ -216,6 +216,7 @@ def _described(name: str, engine: Engine, loaded: LoadedModel) -> ModelInfo:
         serving_digest=loaded.serving_digest,
         context_length=engine.max_length,
         vocab_size=loaded.model.vocab_size,
+        hidden_size=loaded.model.hidden_size,
     )
 
 

@@ -8,12 +8,20 @@ from functools import partial
 
 from paceline.core.errors import EngineFailure, PacelineError
 from paceline.engine.engine import Engine
-from paceline.engine.messages import Cancel, Emission, Failed, PromptScored, StepOutput, Submit
+from paceline.engine.messages import (
+    Cancel,
+    Embedding,
+    Emission,
+    Failed,
+    PromptScored,
+    StepOutput,
+    Submit,
+)
 from paceline.gateway.mailbox import Mailbox
 from paceline.offline.engine_thread import EngineThread
 from paceline.v1 import common_pb2
 from paceline.v1.control_pb2 import ModelInfo
-from paceline.worker.frames import emission_to_proto, scores_to_proto
+from paceline.worker.frames import embedding_to_proto, emission_to_proto, scores_to_proto
 from paceline.worker.requests import to_spec
 from paceline.worker.step_events import error_of
 
@@ -73,6 +81,8 @@ class LocalRouter:
                     self._pass_on(emission_to_proto(event, event.slot, now_us))
                 case PromptScored():
                     self._pass_on(scores_to_proto(event, event.slot))
+                case Embedding():
+                    self._pass_on(embedding_to_proto(event, event.slot))
                 case Failed():
                     mailbox = self._mailboxes.pop(event.slot, None)
                     if mailbox is not None:

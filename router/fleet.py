@@ -253,6 +253,7 @@ def _model_of(info: worker_pb2.WorkerInfo) -> control_pb2.ModelInfo:
         content_digest=info.content_digest,
         serving_digest=info.serving_digest,
         vocab_size=info.vocab_size,
+        hidden_size=info.hidden_size,
     )
 
 

@@ -2,8 +2,15 @@
 
 from collections.abc import Iterable
 
-from paceline.core.errors import CLASS_OF_CODE, EngineFailure, ErrorCode, PacelineError
+from paceline.core.errors import (
+    CLASS_OF_CODE,
+    EngineFailure,
+    ErrorCode,
+    InvalidRequest,
+    PacelineError,
+)
 from paceline.core.finish import FinishReason
+from paceline.core.pooling import Pooling
 from paceline.core.sampling import LogitsProcessorCall, SamplingParams
 from paceline.v1 import common_pb2
 
@@ -32,6 +39,11 @@ _FINISH_TO_PROTO = {
     FinishReason.CANCELLED: common_pb2.FINISH_REASON_CANCELLED,
 }
 _PROTO_TO_FINISH = {value: key for key, value in _FINISH_TO_PROTO.items()}
+_POOLING_TO_PROTO = {
+    Pooling.LAST: common_pb2.POOLING_LAST,
+    Pooling.MEAN: common_pb2.POOLING_MEAN,
+}
+_PROTO_TO_POOLING = {value: key for key, value in _POOLING_TO_PROTO.items()}
 
 
 def error_to_proto(error: PacelineError) -> common_pb2.Error:
@@ -115,6 +127,26 @@ def sampling_from_proto(message: common_pb2.SamplingParams) -> SamplingParams:
         bad_words=tuple(tuple(word.ids) for word in message.bad_words),
         logits_processors=calls_from_proto(message.logits_processors),
     )
+
+
+def wanted_of(message: common_pb2.TokenRequest) -> tuple[SamplingParams, Pooling | None]:
+    """What a request asks for: tokens, or an embedding, whose sampling is one choice of no use.
+
+    Raises InvalidRequest."""
+    if message.WhichOneof("wanted") != "pooling":
+        return sampling_from_proto(message.sampling), None
+    return SamplingParams(max_tokens=1), pooling_from_proto(message.pooling)
+
+
+def pooling_to_proto(pooling: Pooling) -> common_pb2.Pooling:
+    return _POOLING_TO_PROTO[pooling]
+
+
+def pooling_from_proto(value: common_pb2.Pooling) -> Pooling:
+    """Raises InvalidRequest."""
+    if value not in _PROTO_TO_POOLING:
+        raise InvalidRequest("pooling", value, f"must be one of {sorted(_PROTO_TO_POOLING)}")
+    return _PROTO_TO_POOLING[value]
 
 
 def calls_from_proto(

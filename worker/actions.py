@@ -3,7 +3,13 @@
 import asyncio
 from collections.abc import Callable
 
-from paceline.core.errors import DeadlineExceeded, KvUnavailable, PacelineError, Unavailable
+from paceline.core.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    KvUnavailable,
+    PacelineError,
+    Unavailable,
+)
 from paceline.core.kv_layout import PAGE_TOKENS
 from paceline.engine import messages
 from paceline.v1 import common_pb2, worker_pb2
@@ -20,7 +26,7 @@ MAX_HOLD_MS = 60_000
 
 
 def run(session: Session, stream: RouterStream, command: worker_pb2.WorkerCommand) -> None:
-    """Prefill and decode here."""
+    """Prefill and decode here, or an embedding."""
     slot = open_slot(session, stream, command.run.slot, command.run.request)
     session.submit(slot)
 
@@ -34,6 +40,7 @@ def reserve(session: Session, stream: RouterStream, command: worker_pb2.WorkerCo
         stream.add_busy(message.slot, needed, max(load.num_free_pages, 0))
         stream.add_ended(message.slot)
         return
+    _check_generates(message.request)
     slot = open_slot(session, stream, message.slot, message.request)
     slot.is_reservation = True
     hold_ms = min(message.hold_ms or MAX_HOLD_MS, MAX_HOLD_MS)
@@ -48,6 +55,7 @@ def prefill(session: Session, stream: RouterStream, command: worker_pb2.WorkerCo
     check_ticket(session.info, session.secret, message.ticket, source_is_here=True)
     if message.ticket.request_id != message.request.request_id:
         raise KvUnavailable("the ticket names another request")
+    _check_generates(message.request)
     slot = open_slot(session, stream, message.slot, message.request)
     try:
         slot.handoff = session.handoffs.open(slot.number, message.ticket)
@@ -113,3 +121,10 @@ def open_slot(
         loop = asyncio.get_running_loop()
         slot.deadline = loop.call_later(request.budget_ms / 1000, session.end, slot, error)
     return slot
+
+
+def _check_generates(request: common_pb2.TokenRequest) -> None:
+    """Raises InvalidRequest for an embedding, whose KV nobody takes over."""
+    is_embedding = request.WhichOneof("wanted") == "pooling"
+    reason = "an embedding is made by one worker"
+    InvalidRequest.check("pooling", request.pooling, not is_embedding, reason)

@@ -26,6 +26,15 @@ def scores_to_proto(event: messages.PromptScored, router_slot: int) -> common_pb
     return common_pb2.Emission(slot=router_slot, prompt_logprobs=part)
 
 
+def embedding_to_proto(event: messages.Embedding, router_slot: int) -> common_pb2.Emission:
+    return common_pb2.Emission(
+        slot=router_slot,
+        finish=common_pb2.FINISH_REASON_STOP,
+        num_cached_tokens=event.num_cached_tokens,
+        embedding=event.vector,
+    )
+
+
 def _logprobs_to_proto(item: messages.PositionLogprobs) -> common_pb2.PositionLogprobs:
     return common_pb2.PositionLogprobs(
         chosen=common_pb2.TokenLogprob(token_id=item.token_id, logprob=item.logprob),

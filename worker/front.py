@@ -205,6 +205,7 @@ class Front:
             serving_digest=ready.serving_digest,
             context_length=ready.context_length,
             vocab_size=ready.vocab_size,
+            hidden_size=ready.hidden_size,
             num_pages=ready.num_pages,
             page_bytes=ready.page_bytes,
             most_pages=ready.most_pages,

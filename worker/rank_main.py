@@ -244,6 +244,7 @@ def describe(loaded: LoadedModel, engine: Engine, links: RankLinks | None) -> Ra
         serving_digest=loaded.serving_digest,
         context_length=engine.max_length,
         vocab_size=model.vocab_size,
+        hidden_size=model.hidden_size,
         groups=model.layout.groups,
         num_pages=engine.pool.num_pages,
         page_bytes=model.layout.page.page_bytes,

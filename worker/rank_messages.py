@@ -47,6 +47,7 @@ class RankReady(msgspec.Struct, frozen=True):
     serving_digest: str
     context_length: int
     vocab_size: int
+    hidden_size: int
     groups: tuple[PageGroup, ...]
     num_pages: int
     page_bytes: int

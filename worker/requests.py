@@ -6,7 +6,7 @@ from paceline.core.errors import ContextLengthExceeded, InvalidRequest, ModelNot
 from paceline.core.keys import KEY_BYTES
 from paceline.core.sampling import SamplingParams
 from paceline.engine.messages import RequestSpec
-from paceline.rpc.convert import sampling_from_proto
+from paceline.rpc.convert import wanted_of
 from paceline.v1 import common_pb2
 
 MAX_ID_CHARS = 256
@@ -21,8 +21,9 @@ def to_spec(
     _check(message, "request_id", 0 < len(message.request_id) <= MAX_ID_CHARS)
     _check(message, "root_key", len(message.root_key) == KEY_BYTES)
     token_ids = list(message.token_ids)
-    _check_tokens(token_ids, message.num_prompt_tokens, vocab_size, context_length)
-    sampling = sampling_from_proto(message.sampling)
+    sampling, pooling = wanted_of(message)
+    num_at_least = 1 if pooling is None else 0
+    _check_tokens(token_ids, message.num_prompt_tokens, vocab_size, context_length - num_at_least)
     num_forced = len(token_ids) - message.num_prompt_tokens
     choices = _checked_choices(message.choices, sampling, num_forced)
     return RequestSpec(
@@ -33,6 +34,7 @@ def to_spec(
         sampling=sampling,
         choices=choices,
         priority=message.priority,
+        pooling=pooling,
     )
 
 
@@ -42,7 +44,7 @@ def _check(message: common_pb2.TokenRequest, field: str, holds: bool) -> None:
 
 
 def _check_tokens(
-    token_ids: list[int], num_prompt_tokens: int, vocab_size: int, context_length: int
+    token_ids: list[int], num_prompt_tokens: int, vocab_size: int, longest: int
 ) -> None:
     if not token_ids:
         raise InvalidRequest("token_ids", [], "must not be empty")
@@ -52,8 +54,8 @@ def _check_tokens(
     if not 1 <= num_prompt_tokens <= len(token_ids):
         reason = f"must lie between 1 and the {len(token_ids)} tokens given"
         raise InvalidRequest("num_prompt_tokens", num_prompt_tokens, reason)
-    if len(token_ids) >= context_length:
-        reason = f"the context holds {context_length} tokens, the output's first included"
+    if len(token_ids) > longest:
+        reason = f"at most {longest} tokens fit the context, beside the output's first if one comes"
         raise ContextLengthExceeded("token_ids", len(token_ids), reason)
 
 

@@ -8,7 +8,12 @@ from paceline.core.kv_layout import PAGE_TOKENS
 from paceline.engine import messages
 from paceline.rpc.convert import code_to_proto, error_from_proto
 from paceline.worker import pins
-from paceline.worker.frames import emission_to_proto, record_to_proto, scores_to_proto
+from paceline.worker.frames import (
+    embedding_to_proto,
+    emission_to_proto,
+    record_to_proto,
+    scores_to_proto,
+)
 from paceline.worker.router_stream import RouterStream
 from paceline.worker.slots import SlotState
 
@@ -58,6 +63,11 @@ class StepEvents:
                 self._emitted(event, slot)
             case messages.PromptScored():
                 slot.stream.add_emission(scores_to_proto(event, slot.router_slot))
+            case messages.Embedding():
+                num_tokens = len(slot.request.token_ids)
+                self._session.metrics.looked_up(num_tokens, event.num_cached_tokens)
+                slot.wanted.clear()
+                slot.stream.add_emission(embedding_to_proto(event, slot.router_slot))
             case messages.Failed():
                 self._failed(event, slot)
             case messages.Committed():

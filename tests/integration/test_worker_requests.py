@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
+import numpy as np
 import pytest
 
 from paceline.core.errors import (
@@ -18,11 +19,13 @@ from paceline.core.errors import (
     ModelNotFound,
 )
 from paceline.core.keys import chain_keys
+from paceline.core.pooling import Pooling
 from paceline.rpc.channel import connect
 from paceline.v1 import common_pb2, kv_pb2, kv_pb2_grpc, worker_pb2
 from tests.support.fake_router import (
     Attachment,
     begin_split,
+    make_embedding,
     make_request,
     make_ticket,
     run_split,
@@ -278,6 +281,43 @@ async def test_refused_requests_name_their_field_and_disturb_nothing(deployment:
             assert (log.error.field or "") == field  # type: ignore[attr-defined]
         await good.until_ended()
     assert len(good.output()) == 30
+
+
+@pytest.mark.parametrize("pooling", Pooling)
+async def test_an_embedding_is_one_emission_of_a_prefill_worker(
+    deployment: Workers, pooling: Pooling
+) -> None:
+    """Of as many tokens as the context holds, beside a stream that goes on. The mock model's mean
+    takes long."""
+    async with deployment.attached("shm") as pair:
+        info = pair.prefill.info
+        num_tokens = info.context_length if pooling is Pooling.LAST else 208
+        asked = make_request(info, prompt(30, 35), max_tokens=40, ignore_eos=True)
+        embedded = make_embedding(info, prompt(num_tokens, 36), pooling)
+        stream, log = pair.prefill.run(asked), pair.prefill.run(embedded)
+        await asyncio.gather(stream.until_ended(), log.until_ended())
+        again = await pair.prefill.run(embedded).until_ended()
+        left = pair.prefill.run(make_embedding(info, prompt(num_tokens, 37), pooling))
+        pair.prefill.cancel(left)
+        await left.until_ended()
+    assert len(stream.output()) == 40
+    (first,), (second,) = log.emissions, again.emissions
+    assert first.finish == common_pb2.FINISH_REASON_STOP and not first.token_ids
+    vectors = [np.frombuffer(one.embedding, "<f4") for one in (first, second)]
+    assert vectors[0].shape == (info.hidden_size,)
+    np.testing.assert_allclose(*vectors, rtol=1e-5)  # chunks may have been cut elsewhere
+    hits = num_tokens - 16 if pooling is Pooling.LAST else 0
+    assert (first.num_cached_tokens, second.num_cached_tokens) == (0, hits)
+    assert not left.emissions
+
+
+async def test_no_worker_takes_an_embedding_over(deployment: Workers) -> None:
+    async with deployment.attached("shm") as pair:
+        request = make_embedding(pair.decode.info, prompt(30, 38), Pooling.LAST)
+        ticket = make_ticket(request, pair.prefill.info, pair.decode.info)
+        for log in (pair.decode.reserve(request), pair.prefill.prefill(request, ticket)):
+            await log.until_ended(5)
+            assert isinstance(log.error, InvalidRequest) and log.error.field == "pooling"
 
 
 async def test_a_ticket_that_is_not_ours_is_refused(deployment: Workers) -> None:

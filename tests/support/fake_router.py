@@ -12,10 +12,11 @@ import grpc
 
 from paceline.core.errors import PacelineError
 from paceline.core.keys import root_key, tenant_salt
+from paceline.core.pooling import Pooling
 from paceline.core.sampling import SamplingParams
 from paceline.rpc import caller_token, tickets
 from paceline.rpc.channel import connect
-from paceline.rpc.convert import error_from_proto, sampling_to_proto
+from paceline.rpc.convert import error_from_proto, pooling_to_proto, sampling_to_proto
 from paceline.v1 import common_pb2, worker_pb2, worker_pb2_grpc
 from tests.support.workers import SECRET
 
@@ -205,6 +206,15 @@ def make_request(
         choices=choices or range(params.n),
         budget_ms=budget_ms,
     )
+
+
+def make_embedding(
+    info: worker_pb2.WorkerInfo, token_ids: Sequence[int], pooling: Pooling
+) -> common_pb2.TokenRequest:
+    request = make_request(info, token_ids)
+    del request.choices[:]
+    request.pooling = pooling_to_proto(pooling)
+    return request
 
 
 def make_ticket(

@@ -29,6 +29,12 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_STOP: _ClassVar[FinishReason]
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
     FINISH_REASON_CANCELLED: _ClassVar[FinishReason]
+
+class Pooling(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    POOLING_UNSPECIFIED: _ClassVar[Pooling]
+    POOLING_LAST: _ClassVar[Pooling]
+    POOLING_MEAN: _ClassVar[Pooling]
 ERROR_CODE_UNSPECIFIED: ErrorCode
 ERROR_CODE_INVALID_REQUEST: ErrorCode
 ERROR_CODE_CONTEXT_LENGTH_EXCEEDED: ErrorCode
@@ -46,6 +52,9 @@ FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_CANCELLED: FinishReason
+POOLING_UNSPECIFIED: Pooling
+POOLING_LAST: Pooling
+POOLING_MEAN: Pooling
 
 class Error(_message.Message):
     __slots__ = ("code", "message", "field", "retry_after_ms")
@@ -123,7 +132,7 @@ class SamplingParams(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., n: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., num_logprobs: _Optional[int] = ..., min_p: _Optional[float] = ..., typical_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., bad_words: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ..., logits_processors: _Optional[_Iterable[_Union[LogitsProcessor, _Mapping]]] = ..., num_prompt_logprobs: _Optional[int] = ...) -> None: ...
 
 class TokenRequest(_message.Message):
-    __slots__ = ("request_id", "model", "tenant", "root_key", "token_ids", "num_prompt_tokens", "sampling", "choices", "priority", "budget_ms", "block_keys", "cache_salt", "traceparent")
+    __slots__ = ("request_id", "model", "tenant", "root_key", "token_ids", "num_prompt_tokens", "sampling", "pooling", "choices", "priority", "budget_ms", "block_keys", "cache_salt", "traceparent")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -131,6 +140,7 @@ class TokenRequest(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    POOLING_FIELD_NUMBER: _ClassVar[int]
     CHOICES_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     BUDGET_MS_FIELD_NUMBER: _ClassVar[int]
@@ -144,13 +154,14 @@ class TokenRequest(_message.Message):
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     num_prompt_tokens: int
     sampling: SamplingParams
+    pooling: Pooling
     choices: _containers.RepeatedScalarFieldContainer[int]
     priority: int
     budget_ms: int
     block_keys: bytes
     cache_salt: str
     traceparent: str
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., root_key: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., choices: _Optional[_Iterable[int]] = ..., priority: _Optional[int] = ..., budget_ms: _Optional[int] = ..., block_keys: _Optional[bytes] = ..., cache_salt: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., root_key: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., choices: _Optional[_Iterable[int]] = ..., priority: _Optional[int] = ..., budget_ms: _Optional[int] = ..., block_keys: _Optional[bytes] = ..., cache_salt: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "logprob")
@@ -197,7 +208,7 @@ class Placement(_message.Message):
     def __init__(self, attempt: _Optional[int] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ...) -> None: ...
 
 class Emission(_message.Message):
-    __slots__ = ("slot", "choice", "position", "token_ids", "logprobs", "finish", "num_cached_tokens", "emitted_unix_us", "prompt_logprobs", "pull_us", "prompt_times", "placement")
+    __slots__ = ("slot", "choice", "position", "token_ids", "logprobs", "finish", "num_cached_tokens", "emitted_unix_us", "prompt_logprobs", "pull_us", "prompt_times", "placement", "embedding")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
@@ -210,6 +221,7 @@ class Emission(_message.Message):
     PULL_US_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TIMES_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDING_FIELD_NUMBER: _ClassVar[int]
     slot: int
     choice: int
     position: int
@@ -222,7 +234,8 @@ class Emission(_message.Message):
     pull_us: int
     prompt_times: PromptTimes
     placement: Placement
-    def __init__(self, slot: _Optional[int] = ..., choice: _Optional[int] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[PositionLogprobs, _Mapping]]] = ..., finish: _Optional[_Union[FinishReason, str]] = ..., num_cached_tokens: _Optional[int] = ..., emitted_unix_us: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., pull_us: _Optional[int] = ..., prompt_times: _Optional[_Union[PromptTimes, _Mapping]] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ...) -> None: ...
+    embedding: bytes
+    def __init__(self, slot: _Optional[int] = ..., choice: _Optional[int] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[PositionLogprobs, _Mapping]]] = ..., finish: _Optional[_Union[FinishReason, str]] = ..., num_cached_tokens: _Optional[int] = ..., emitted_unix_us: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., pull_us: _Optional[int] = ..., prompt_times: _Optional[_Union[PromptTimes, _Mapping]] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., embedding: _Optional[bytes] = ...) -> None: ...
 
 class SlotError(_message.Message):
     __slots__ = ("slot", "error")

@@ -8,20 +8,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "content_digest", "serving_digest", "context_length", "vocab_size", "unavailable")
+    __slots__ = ("name", "content_digest", "serving_digest", "context_length", "vocab_size", "unavailable", "hidden_size")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CONTENT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     SERVING_DIGEST_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     UNAVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
     name: str
     content_digest: str
     serving_digest: str
     context_length: int
     vocab_size: int
     unavailable: bool
-    def __init__(self, name: _Optional[str] = ..., content_digest: _Optional[str] = ..., serving_digest: _Optional[str] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., unavailable: _Optional[bool] = ...) -> None: ...
+    hidden_size: int
+    def __init__(self, name: _Optional[str] = ..., content_digest: _Optional[str] = ..., serving_digest: _Optional[str] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., unavailable: _Optional[bool] = ..., hidden_size: _Optional[int] = ...) -> None: ...
 
 class GatewayFrame(_message.Message):
     __slots__ = ("submit", "cancel")

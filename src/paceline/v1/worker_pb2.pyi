@@ -96,7 +96,7 @@ class Revoke(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "role", "endpoint", "model", "content_digest", "layout_digest", "serving_digest", "context_length", "vocab_size", "num_pages", "page_bytes", "transports", "signature", "most_pages")
+    __slots__ = ("worker_id", "incarnation", "role", "endpoint", "model", "content_digest", "layout_digest", "serving_digest", "context_length", "vocab_size", "num_pages", "page_bytes", "transports", "signature", "most_pages", "hidden_size")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +112,7 @@ class WorkerInfo(_message.Message):
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     MOST_PAGES_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: str
     role: Role
@@ -127,7 +128,8 @@ class WorkerInfo(_message.Message):
     transports: _containers.RepeatedScalarFieldContainer[str]
     signature: bytes
     most_pages: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., endpoint: _Optional[str] = ..., model: _Optional[str] = ..., content_digest: _Optional[str] = ..., layout_digest: _Optional[str] = ..., serving_digest: _Optional[str] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., page_bytes: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., signature: _Optional[bytes] = ..., most_pages: _Optional[_Iterable[int]] = ...) -> None: ...
+    hidden_size: int
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., endpoint: _Optional[str] = ..., model: _Optional[str] = ..., content_digest: _Optional[str] = ..., layout_digest: _Optional[str] = ..., serving_digest: _Optional[str] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., page_bytes: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., signature: _Optional[bytes] = ..., most_pages: _Optional[_Iterable[int]] = ..., hidden_size: _Optional[int] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("num_running", "num_waiting", "num_waiting_tokens", "num_free_pages", "num_pages", "step", "draining", "rounds")

@@ -5,14 +5,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from paceline.core.pooling import Pooling
 from paceline.core.sampling import LogitsProcessorCall, SamplingParams
 from paceline.engine.config import EngineConfig
 from paceline.engine.engine import Engine, LaunchedStep
 from paceline.engine.messages import (
     CheckIntegrity,
     Command,
+    Embedding,
     Emission,
     Ended,
     Event,
@@ -81,6 +85,7 @@ def request(
     choices: tuple[int, ...] | None = None,
     priority: int = 0,
     request_id: str = "r",
+    pooling: Pooling | None = None,
     **sampling: Any,
 ) -> RequestSpec:
     tokens = list(token_ids)
@@ -93,6 +98,7 @@ def request(
         sampling=params,
         choices=tuple(range(params.n)) if choices is None else choices,
         priority=priority,
+        pooling=pooling,
     )
 
 
@@ -163,6 +169,12 @@ class Bench:
         if parts and Emission in kinds:
             assert kinds.index(Emission) > len(kinds) - 1 - kinds[::-1].index(PromptScored)
         return found
+
+    def vector(self, slot: int) -> NDArray[np.float32]:
+        """Of an embedding, after checking that there is nothing else."""
+        (found,) = self.of(Embedding, slot)
+        assert not self.of(Emission, slot) and len(self.of(Ended, slot)) == 1
+        return np.frombuffer(found.vector, "<f4")
 
     def finish(self, slot: int, choice: int = 0) -> Any:
         return [e for e in self.of(Emission, slot) if e.choice == choice][-1].finish

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound
+from paceline.core.pooling import Pooling
 from paceline.core.sampling import SamplingParams
 from paceline.engine.messages import RequestSpec
 from paceline.rpc.convert import sampling_to_proto
@@ -33,6 +34,21 @@ def test_a_good_request_keeps_its_meaning() -> None:
     assert spec.token_ids == [1, 2, 3]
     assert (spec.choices, spec.priority, spec.sampling.n) == ((1, 0), -3, 2)
     assert spec_of(request()).choices == (0, 1)
+
+
+def test_an_embedding_may_fill_the_context_and_continues_nothing() -> None:
+    message = request(token_ids=[1] * 10)
+    with pytest.raises(ContextLengthExceeded):
+        spec_of(message)
+    message.pooling = common_pb2.POOLING_MEAN
+    assert spec_of(message).pooling is Pooling.MEAN
+    message.num_prompt_tokens = 9
+    with pytest.raises(InvalidRequest, match="emitted"):
+        spec_of(message)
+    for value in (common_pb2.POOLING_UNSPECIFIED, 9):
+        message.pooling = value  # type: ignore[assignment]
+        with pytest.raises(InvalidRequest, match="pooling"):
+            spec_of(message)
 
 
 def too_hot(message: common_pb2.TokenRequest) -> None:
