@@ -17,7 +17,7 @@ from paceline.router.admission import Order
 from paceline.router.attempt import Attempt
 from paceline.router.config import RouterConfig
 from paceline.router.decision_log import DecisionLog
-from paceline.router.fleet import Fleet, candidate_of, mean_recent
+from paceline.router.fleet import Fleet, Revision, candidate_of, mean_recent
 from paceline.router.planner import Candidate, Job, Plan, Whole, draw, plan
 from paceline.router.request import Request
 from paceline.router.worker_session import WorkerSession
@@ -140,11 +140,29 @@ class Placer:
                     return None
                 return candidate_of(session, cached.get(session, 0), mean)
 
-            warm = (s for s in warmest if s.is_prefill == prefill)
+            warm = (s for s in warmest if workers and s.is_prefill == prefill)
             return draw(job, workers, warm, describe, self._rng)
 
-        sides = drawn(revision.prefill, prefill=True), drawn(revision.decode, prefill=False)
+        prefill, decode = self._sides(revision, job, now, num_at_most)
+        sides = drawn(prefill, prefill=True), drawn(decode, prefill=False)
         return plan(job, *sides, self._config.split_min_tokens, self._rng)
+
+    def _sides(
+        self, revision: Revision, job: Job, now: float, num_tokens: int
+    ) -> tuple[list[WorkerSession], list[WorkerSession]]:
+        """Prefill and decode workers that are asked. Embeddings need no decode: they wait for a
+        prefill worker as long as one can make them."""
+        if job.num_remaining:
+            return revision.prefill, revision.decode
+        able = any(
+            session.worker_id not in job.avoid
+            and session.info.context_length >= num_tokens
+            and session.is_usable(now, self._config.stale_after_s)
+            for session in revision.prefill
+        )
+        if able or not revision.decode:
+            return revision.prefill, []
+        return [], revision.decode
 
     def _sessions_of(self, found: Plan) -> dict[str, WorkerSession]:
         """The sessions of a plan that was made just now, by worker id."""
@@ -163,8 +181,8 @@ class Placer:
 
     def _cached_tokens(self, line: Line, num_tokens: int, now: float) -> dict[WorkerSession, int]:
         """Of those that have some; the last token is always computed, and the whole prompt where
-        its logits are asked for."""
-        if line.request.has_prompt_logprobs and num_tokens == line.request.num_prompt_tokens:
+        its logits, or all its hidden states, are asked for."""
+        if line.request.scores_prompt and num_tokens == line.request.num_prompt_tokens:
             return {}
         if now - line.looked_up_at > LOOKUP_LIFE_S:
             line.blocks = self._lookup.cached_blocks(line.request.block_keys)

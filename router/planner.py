@@ -49,7 +49,7 @@ class Job:
     """The part of a request that a plan depends on."""
 
     num_tokens: int  # prompt and forced tokens
-    num_remaining: int  # output tokens that may still come
+    num_remaining: int  # output tokens that may still come; 0: an embedding
     num_choices: int = 1
     avoid: frozenset[str] = field(default_factory=frozenset)  # failed it before: last resort
     may_split: bool = True

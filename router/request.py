@@ -5,6 +5,7 @@ from typing import Protocol
 
 from paceline.core.errors import InvalidRequest, PacelineError
 from paceline.core.keys import HASH_BLOCK_TOKENS, KEY_BYTES
+from paceline.core.pooling import Pooling
 from paceline.core.sampling import SamplingParams
 from paceline.rpc import convert
 from paceline.v1 import common_pb2
@@ -36,14 +37,14 @@ class Request:
     def __init__(
         self, slot: int, message: common_pb2.TokenRequest, sink: Sink, limit_s: float
     ) -> None:
-        sampling = convert.sampling_from_proto(message.sampling)
+        sampling, pooling = convert.wanted_of(message)
         choices = list(message.choices) or list(range(sampling.n))
         _check_lengths(message, sampling, choices)
         self.slot = slot
         self.message = message
         self.sink = sink
-        self.max_tokens = sampling.max_tokens
-        self.has_prompt_logprobs = sampling.num_prompt_logprobs >= 0
+        self.max_tokens = sampling.max_tokens if pooling is None else 0
+        self.scores_prompt = sampling.num_prompt_logprobs >= 0 or pooling is Pooling.MEAN
         self.logs = {choice: TokenLog() for choice in choices}
         num_keys = message.num_prompt_tokens // HASH_BLOCK_TOKENS
         self.block_keys = message.block_keys[: num_keys * KEY_BYTES]
@@ -114,13 +115,18 @@ class Request:
 
     def _note_times(self, emission: common_pb2.Emission, num_new: int) -> None:
         now = asyncio.get_running_loop().time()
-        if self.first_token_at is None and num_new >= 1:
+        if emission.embedding:
+            self._tell_prompt_times(emission, now)
+        elif self.first_token_at is None and num_new >= 1:
             self.first_token_at = now
-            placed_at = now if self.placed_at is None else self.placed_at
-            emission.prompt_times.queue_us = round((placed_at - self.created_at) * 1e6)
-            emission.prompt_times.prefill_us = round((now - placed_at) * 1e6)
+            self._tell_prompt_times(emission, now)
         if num_new >= 2:
             self.second_token_at = now
+
+    def _tell_prompt_times(self, emission: common_pb2.Emission, now: float) -> None:
+        placed_at = now if self.placed_at is None else self.placed_at
+        emission.prompt_times.queue_us = round((placed_at - self.created_at) * 1e6)
+        emission.prompt_times.prefill_us = round((now - placed_at) * 1e6)
 
 
 def _check_lengths(

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from google.protobuf.message import Message
 
 from paceline.rpc import channel, records
@@ -263,6 +264,13 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
     def _emit(
         self, running: Running, choice: int, position: int, frame: worker_pb2.WorkerFrame
     ) -> None:
+        if running.request.WhichOneof("wanted") == "pooling":
+            self.num_emitted += 1
+            embedding = np.float32(running.request.token_ids[:4]).tobytes()
+            stop = common_pb2.FINISH_REASON_STOP
+            frame.emissions.add(slot=running.slot, finish=stop, embedding=embedding)
+            del running.next[choice]
+            return
         sampling = running.request.sampling
         if position >= sampling.max_tokens:
             del running.next[choice]

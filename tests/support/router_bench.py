@@ -37,6 +37,7 @@ class Answer:
         self.error: common_pb2.Error | None = None
         self.num_ends = 0
         self.num_choices = 1
+        self.last: common_pb2.Emission | None = None
 
     @property
     def ended(self) -> bool:
@@ -51,6 +52,7 @@ class Answer:
         assert emission.position == len(log), "a gap or a repetition"
         assert emission.choice not in self.finished, "emissions after the end"
         log.extend(emission.token_ids)
+        self.last = emission
         self.times.append(asyncio.get_running_loop().time())
         if emission.finish:
             self.finished.add(emission.choice)
