@@ -23,11 +23,14 @@ STEP_S = 0.01
 SEED = 7
 
 
-def calls(model: Path, vocab_size: int, num_requests: int) -> list[Call]:
-    """Prompts of 1 to 600 tokens, some with a common beginning, and up to 48 tokens of output."""
+def calls(
+    model: Path, vocab_size: int, num_requests: int, share: float = CANCELLED_SHARE
+) -> list[Call]:
+    """Prompts of 1 to 600 tokens, some with a common beginning, and up to 48 tokens of output;
+    `share` of the clients leave."""
     chance = random.Random(SEED)
     common = [chance.randrange(300, vocab_size) for _ in range(200)]
-    leaving = set(chance.sample(range(num_requests), round(num_requests * CANCELLED_SHARE)))
+    leaving = set(chance.sample(range(num_requests), round(num_requests * share)))
     made = []
     for i in range(num_requests):
         own = [chance.randrange(300, vocab_size) for _ in range(chance.randint(1, 400))]
