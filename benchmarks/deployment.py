@@ -45,6 +45,7 @@ def deployment(
     *,
     prefill: int = 1,
     decode: int = 1,
+    routers: int = 1,
     router: Settings | None = None,
     gateway: Settings | None = None,
     worker: Settings | None = None,
@@ -58,7 +59,7 @@ def deployment(
         "prefill": workers,
         "decode": workers,
     }
-    spec = ClusterSpec(model, prefill, decode, settings=settings, restart=restart)
+    spec = ClusterSpec(model, prefill, decode, routers, settings=settings, restart=restart)
     with Cluster(spec) as cluster:
         yield cluster
 
@@ -103,7 +104,7 @@ NOTHING = Left(0, 0, 0, 0)
 
 
 def left_in(cluster: Cluster) -> Left:
-    router = scrape(cluster.urls["router"])
+    routers = [scrape(url) for name, url in cluster.urls.items() if name.startswith("router")]
     counted = (names.ROUTER_IN_FLIGHT, names.ROUTER_QUEUE_LENGTH, names.ROUTER_WORKER_IN_FLIGHT)
     workers = [url for process, url in cluster.urls.items() if process.startswith(WORKERS)]
     scraped = [scrape(url) for url in workers]
@@ -111,7 +112,7 @@ def left_in(cluster: Cluster) -> Left:
     return Left(
         pages=round(pages),
         slots=round(sum(total(found, names.WORKER_SLOTS) for found in scraped)),
-        in_flight=round(sum(total(router, name) for name in counted)),
+        in_flight=round(sum(total(found, name) for found in routers for name in counted)),
         unbalanced=sum(total(found, names.WORKER_BOOKS_BALANCED) != 1 for found in scraped),
     )
 

@@ -1,6 +1,6 @@
 """A whole deployment as processes on this machine, for `paceline up`, tests and benchmarks.
 
-    redis ◄── router ◄── gateway          names: redis, router, gateway, prefill-0, decode-0 …
+    redis ◄── router ◄── gateway          names: redis, router, router-1 …, gateway, prefill-0 …
                 └── prefill-i, decode-j   ports: loopback, free ones unless told otherwise
 
 Life: start() waits until all are ready; then a keeper restarts what dies, with back-off; stop()
@@ -46,6 +46,7 @@ class ClusterSpec:
     model: Path
     prefill: int = 1
     decode: int = 1
+    routers: int = 1
     host: str = "127.0.0.1"  # of the gateway; everything else stays on loopback
     port: int = 0  # of the gateway's HTTP; 0: a free one
     grpc_port: int = 0
@@ -71,7 +72,8 @@ class Cluster:
         self.redis_url = spec.redis_url
         self._show = show
         self._cancelled = threading.Event()
-        self._router_port = self._grpc_port = 0
+        self._grpc_port = 0
+        self._router_endpoints: list[str] = []
         self._next_number = {"prefill": 0, "decode": 0}
         self._mark = secrets.token_hex(3)  # of our workers at a Redis that others use, too
         # Children die with the thread that starts them, so one thread starts them all.
@@ -103,7 +105,8 @@ class Cluster:
         try:
             self.folder.write_secret(self.secret)
             self._start_redis()
-            self._start_router()
+            for i in range(self.spec.routers):
+                self._start_router(f"router-{i}" if i else "router")
             for _ in range(self.spec.prefill):
                 self._start_worker("prefill")
             for _ in range(self.spec.decode):
@@ -150,16 +153,17 @@ class Cluster:
             time.sleep(POLL_S)
 
     def wait_connected(self, num_workers: int, timeout_s: float | None = None) -> None:
-        """Until the router knows so many: before, requests are planned without the others. Raises
+        """Until each router knows so many: before, requests are planned without the others. Raises
         SetupError when time is over, the start's own if None, or Cancelled."""
         limit_s = self.spec.ready_timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + limit_s
-        while num_connected(f"{self.urls['router']}/metrics") < num_workers:
-            self._look_at("router", deadline)
-            if time.monotonic() > deadline:
-                what = f"did not find {num_workers} workers in {limit_s:.0f} s"
-                raise SetupError(self._blame(self.processes["router"], what))
-            time.sleep(POLL_S)
+        for name in [name for name in self.processes if name.startswith("router")]:
+            while num_connected(f"{self.urls[name]}/metrics") < num_workers:
+                self._look_at(name, deadline)
+                if time.monotonic() > deadline:
+                    what = f"did not find {num_workers} workers in {limit_s:.0f} s"
+                    raise SetupError(self._blame(self.processes[name], what))
+                time.sleep(POLL_S)
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
         self.processes[name].send(number)
@@ -236,13 +240,14 @@ class Cluster:
 
     @property
     def router_endpoint(self) -> str:
-        return f"127.0.0.1:{self._router_port}"
+        """Of the first router."""
+        return self._router_endpoints[0]
 
-    def _start_router(self) -> None:
-        self._router_port = free_port("127.0.0.1")
-        probe_port = free_port("127.0.0.1")
-        common = {"port": self._router_port, "probe_port": probe_port}
-        self._start_service("router", "router", {**common, "redis_url": self.redis_url})
+    def _start_router(self, name: str) -> None:
+        port = free_port("127.0.0.1")
+        self._router_endpoints.append(f"127.0.0.1:{port}")
+        common = {"port": port, "probe_port": free_port("127.0.0.1")}
+        self._start_service(name, "router", {**common, "redis_url": self.redis_url})
 
     def _start_gateway(self) -> None:
         host = self.spec.host
@@ -252,7 +257,7 @@ class Cluster:
             "port": self.spec.port or free_port(host),
             "grpc_port": self._grpc_port,
             "model": self.spec.model,
-            "router": self.router_endpoint,
+            "router": tuple(self._router_endpoints),
         }
         self._start_service("gateway", "gateway", settings)
 

@@ -22,6 +22,7 @@ from paceline.core.errors import Cancelled, ConfigError
 from paceline.kv_transfer import registry
 
 MAX_WORKERS = 64
+MAX_ROUTERS = 8
 MAX_RUN_DIR_BYTES = 107 - len("/paceline-12345678/paceline-12345678/command")  # sun_path
 
 
@@ -34,6 +35,9 @@ class UpConfig:
     model: Path = setting(Path(), "Folder of the model: config.json, safetensors, tokenizer.")
     prefill: int = setting(1, "Number of prefill workers.")
     decode: int = setting(1, "Number of decode workers.")
+    routers: int = setting(
+        1, "Number of routers; with two, requests outlive the death of one of them."
+    )
     transport: str = setting(
         "auto", "How KV travels between workers: auto, or names of docs/transports.md: shm, tcp, …"
     )
@@ -61,6 +65,8 @@ class UpConfig:
             if not lowest <= getattr(self, name) <= MAX_WORKERS:
                 reason = f"must lie between {lowest} and {MAX_WORKERS}"
                 raise ConfigError(name, getattr(self, name), reason)
+        reason = f"must lie between 1 and {MAX_ROUTERS}"
+        ConfigError.check("routers", self.routers, 1 <= self.routers <= MAX_ROUTERS, reason)
         for name in ("port", "grpc_port"):
             if not 0 <= getattr(self, name) < 65536:
                 raise ConfigError(name, getattr(self, name), "must lie between 0 and 65535")
@@ -89,6 +95,7 @@ class UpConfig:
             model=self.model.absolute(),
             prefill=self.prefill,
             decode=self.decode,
+            routers=self.routers,
             host=self.host,
             port=self.port,
             grpc_port=self.grpc_port or self.next_port(),
