@@ -4,9 +4,6 @@ Pods run as processes in network namespaces of their own, as their manifests say
 environment, mounts, user, read-only root, probes, preStop, grace period (benchmarks.kubelet).
 Requests go through the gateway's Service. Needs root, iproute2 and util-linux; nothing outside is
 touched.
-
-A router that drains refuses new requests of the gateways attached to it, so `failed_router` is not
-0 today.
 """
 
 import asyncio

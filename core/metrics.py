@@ -197,6 +197,12 @@ GATEWAY_KEY_FILE_VALID = Metric(
 GATEWAY_DISCONNECTS = Metric(
     "counter", "paceline_gateway_client_disconnects_total", "Clients that left early."
 )
+GATEWAY_MOVED = Metric(
+    "counter",
+    "paceline_gateway_requests_moved_total",
+    "Requests taken to another router, since theirs was lost or drained.",
+    ("reason",),
+)
 
 # router
 ROUTER_QUEUE_LENGTH = Metric(

@@ -26,7 +26,9 @@ class GatewayConfig:
         " No key is asked for, so nobody else may reach it; empty: nowhere.",
     )
     router: tuple[str, ...] = setting(
-        ("127.0.0.1:9100",), "Routers (host:port, comma-separated): the first that answers serves."
+        ("127.0.0.1:9100",),
+        "Routers (host:port, comma-separated) in the order to try them; a name is looked up"
+        " again for each search, and all its addresses are tried.",
     )
     secret: str = setting(
         "", "The deployment's secret: separates tenants' KV, opens the routers.", secret=True
@@ -36,6 +38,9 @@ class GatewayConfig:
     )
     router_silence_s: float = setting(
         3.0, "A router not heard of for so long is left for the next; it beats every second."
+    )
+    router_wait_s: float = setting(
+        30.0, "How long after the last router was lost requests wait for one, new ones too."
     )
     max_body_bytes: int = setting(1 << 20, "Largest request body; a larger one gets 413.")
     max_rendered_chars: int = setting(4 << 20, "Longest text that a chat template may produce.")

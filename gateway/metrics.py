@@ -44,6 +44,9 @@ class GatewayMetrics:
         self.running = names.GATEWAY_RUNNING.gauge(registry)
         self.key_file_valid = names.GATEWAY_KEY_FILE_VALID.gauge(registry)
         self.disconnects = names.GATEWAY_DISCONNECTS.counter(registry)
+        self.moved = names.GATEWAY_MOVED.counter(registry)
+        for reason in ("drained", "lost"):
+            self.moved.labels(reason)
         self._models: dict[str, ModelMetrics] = {}
 
     def text(self) -> bytes:

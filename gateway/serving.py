@@ -41,7 +41,7 @@ class Serving:
         self.authentication = Authentication(
             config.api_keys, config.secret, self.metrics.key_file_valid
         )
-        self.router: Router = router or RouterClient(config, self._changed)
+        self.router: Router = router or RouterClient(config, self._changed, self.metrics.moved)
         self.is_draining = False
         self.on_change: Callable[[], None] = lambda: None
         self.num_running = 0

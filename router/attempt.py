@@ -35,8 +35,8 @@ class Attempt:
         self.request = request
         self.choices = choices
         self.plan = plan
-        self.number = request.num_attempts
-        request.num_attempts += 1
+        self.number = request.next_attempt
+        request.next_attempt += 1
         loop = asyncio.get_running_loop()
         self.reserved: asyncio.Future[int] = loop.create_future()
         self.done: asyncio.Future[None] = loop.create_future()

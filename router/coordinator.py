@@ -30,7 +30,7 @@ from paceline.router.dispatch import Dispatcher
 from paceline.router.fleet import Fleet
 from paceline.router.metrics import RouterMetrics
 from paceline.router.placement import Line, Placer, PrefixLookup
-from paceline.router.request import Request
+from paceline.router.request import GivenBack, Request
 
 FINAL = frozenset(
     {
@@ -58,8 +58,8 @@ class Coordinator:
         self._metrics = metrics
         self._placer = Placer(config, fleet, lookup, random.Random())
         self._dispatcher = Dispatcher(config)
-        self._tasks: dict[str, asyncio.Task[None]] = {}  # by request id
-        self._attempts: dict[str, set[Attempt]] = {}
+        self._tasks: dict[tuple[str, int], asyncio.Task[None]] = {}  # by request id and epoch
+        self._attempts: dict[tuple[str, int], set[Attempt]] = {}
         fleet.on_change = self.queue.wake
 
     @property
@@ -73,33 +73,34 @@ class Coordinator:
     def submit(self, request: Request, on_end: Callable[[], object]) -> None:
         """Takes a request on; `on_end` is called when it has ended.
 
-        Raises Overloaded, Unavailable, InvalidRequest, ContextLengthExceeded or ModelNotFound.
+        Raises GivenBack, Overloaded, Unavailable, InvalidRequest, ContextLengthExceeded or
+        ModelNotFound.
         """
         if self.draining:
             raise _shutting_down()
-        if request.request_id in self._tasks:
+        if request.key in self._tasks:
             raise InvalidRequest("request_id", request.request_id, "is in use")
         digest = self._placer.digest_of(request)
         self.queue.check_room(request.num_prompt_tokens)
-        self._attempts[request.request_id] = set()
+        self._attempts[request.key] = set()
         task = asyncio.create_task(self._serve(request, digest))
-        self._tasks[request.request_id] = task
-        task.add_done_callback(lambda _: self._forget(request.request_id, on_end))
+        self._tasks[request.key] = task
+        task.add_done_callback(lambda _: self._forget(request.key, on_end))
 
     def cancel(self, request: Request, choices: set[int]) -> None:
         """The client wants these choices no more, or nothing more (none named)."""
         open_choices = set(request.unfinished(tuple(request.logs)))
         if not choices or open_choices <= choices:
-            if task := self._tasks.get(request.request_id):
+            if task := self._tasks.get(request.key):
                 task.cancel()
             return
         for choice in choices & open_choices:
             request.logs[choice].finished = True
-        for attempt in self._attempts.get(request.request_id, ()):
+        for attempt in self._attempts.get(request.key, ()):
             attempt.cancel(choices & open_choices)
 
     async def drain(self, timeout_s: float) -> None:
-        """Takes no more requests and waits for those that run, then ends the rest."""
+        """Takes no more requests and waits for those that run, then gives the rest back."""
         self.draining = True
         if self._tasks:
             await asyncio.wait(self._tasks.values(), timeout=timeout_s)
@@ -107,9 +108,9 @@ class Coordinator:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    def _forget(self, request_id: str, on_end: Callable[[], object]) -> None:
-        del self._tasks[request_id]
-        del self._attempts[request_id]
+    def _forget(self, key: tuple[str, int], on_end: Callable[[], object]) -> None:
+        del self._tasks[key]
+        del self._attempts[key]
         on_end()
 
     async def _serve(self, request: Request, digest: str) -> None:
@@ -166,7 +167,7 @@ class Coordinator:
             raise failures.exceptions[0] from None
 
     async def _try(self, line: Line, attempt: Attempt) -> PacelineError | Busy | None:
-        attempts = self._attempts[line.request.request_id]
+        attempts = self._attempts[line.request.key]
         attempts.add(attempt)
         try:
             await self._dispatcher.drive(attempt)
@@ -208,8 +209,8 @@ class Coordinator:
                 self._metrics.token2_gap.observe(second - first)
 
 
-def _shutting_down() -> Unavailable:
-    return Unavailable("the router is shutting down", retry_after_s=1)
+def _shutting_down() -> GivenBack:
+    return GivenBack("the router is shutting down", retry_after_s=1)
 
 
 def _final(failure: PacelineError) -> PacelineError:

@@ -55,7 +55,7 @@ class DecisionLog:
 
     def note(self, request: Request, job: Job, plan: Plan) -> None:
         """Of the attempt that is about to be made."""
-        attempt, model = request.num_attempts, request.message.model
+        attempt, model = request.next_attempt, request.message.model
         self._decisions.append(Decision(time.time(), request.request_id, attempt, model, job, plan))
 
     def last(self, num_decisions: int, request_id: str = "") -> list[Decision]:

@@ -59,6 +59,10 @@ class Fleet:
     def revision(self, content_digest: str) -> Revision | None:
         return self._revisions.get(content_digest)
 
+    async def dialled(self) -> None:
+        """Returns when each worker that is known now has answered, or failed to."""
+        await asyncio.gather(*(link.dialled.wait() for link in self.links.values()))
+
     def add(self, info: worker_pb2.WorkerInfo) -> None:
         """A record says that this worker is there."""
         link = self.links.get(info.worker_id)

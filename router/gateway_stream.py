@@ -9,10 +9,10 @@ import itertools
 from collections.abc import AsyncIterator
 from typing import Any
 
-from paceline.core.errors import InvalidRequest, Overloaded, PacelineError
+from paceline.core.errors import InvalidRequest, Overloaded, PacelineError, Unavailable
 from paceline.router.config import RouterConfig
 from paceline.router.coordinator import Coordinator
-from paceline.router.request import Request
+from paceline.router.request import GivenBack, Request
 from paceline.rpc import convert
 from paceline.v1 import common_pb2, control_pb2, control_pb2_grpc
 
@@ -23,12 +23,12 @@ MAX_OUTBOX_BYTES = 64 << 20
 
 
 class GatewayStream:
-    """A Sink: requests of this stream write here."""
+    """A Sink: requests of this stream write here. `models`: None while they are not known."""
 
-    def __init__(self, models: list[control_pb2.ModelInfo]) -> None:
+    def __init__(self, models: list[control_pb2.ModelInfo] | None) -> None:
         self.requests: dict[int, Request] = {}
         self.overflow = asyncio.Event()
-        self._frame = control_pb2.RouterFrame(models=models, models_changed=True)
+        self._frame = control_pb2.RouterFrame(models=models, models_changed=models is not None)
         self._emissions: list[common_pb2.Emission] = []
         self._sizes: list[int] = []  # bytes of each
         self._num_bytes = 0
@@ -45,13 +45,18 @@ class GatewayStream:
             self.overflow.set()
 
     def fail(self, slot: int, error: PacelineError) -> None:
-        self._frame.errors.add(slot=slot, error=convert.error_to_proto(error))
+        elsewhere = isinstance(error, GivenBack)
+        self._frame.errors.add(slot=slot, error=convert.error_to_proto(error), elsewhere=elsewhere)
         self._ready.set()
 
     def set_models(self, models: list[control_pb2.ModelInfo]) -> None:
         del self._frame.models[:]
         self._frame.models.extend(models)
         self._frame.models_changed = True
+        self._ready.set()
+
+    def say_draining(self) -> None:
+        self._frame.draining = True
         self._ready.set()
 
     async def beat(self, interval_s: float) -> None:
@@ -95,16 +100,24 @@ class RouterServicer(control_pb2_grpc.RouterServiceServicer):
         self._config = config
         self._coordinator = coordinator
         self._streams: set[GatewayStream] = set()
-        self._models: list[control_pb2.ModelInfo] = []
+        self._models: list[control_pb2.ModelInfo] | None = None
 
     def set_models(self, models: list[control_pb2.ModelInfo]) -> None:
+        """From the first time on gateways take this router for one that serves."""
         self._models = models
         for stream in self._streams:
             stream.set_models(models)
 
+    def say_draining(self) -> None:
+        """Gateways go to another router; their running requests stay."""
+        for stream in self._streams:
+            stream.say_draining()
+
     async def Attach(
         self, request_iterator: AsyncIterator[control_pb2.GatewayFrame], context: Any
     ) -> None:
+        if self._coordinator.draining:
+            raise Unavailable("the router is shutting down")
         stream = GatewayStream(self._models)
         self._streams.add(stream)
         reader = asyncio.create_task(self._read(request_iterator, stream))

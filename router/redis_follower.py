@@ -50,6 +50,7 @@ class RedisFollower:
         self._position: bytes | None = None
         self._refused_before: dict[bytes, bytes] = {}
         self.is_up = False
+        self.looked = asyncio.Event()  # once, at all records
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -93,6 +94,7 @@ class RedisFollower:
             worker_id = key.removeprefix(_WORKER_PREFIX).decode(errors="replace")
             if raw is None or not self._take_record(key, worker_id, raw):
                 await self._lease_gone(worker_id)
+        self.looked.set()
         self._follow_sessions()
         await self._check_lag()
 

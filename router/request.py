@@ -3,7 +3,7 @@
 import asyncio
 from typing import Protocol
 
-from paceline.core.errors import InvalidRequest, PacelineError
+from paceline.core.errors import InvalidRequest, PacelineError, Unavailable
 from paceline.core.keys import HASH_BLOCK_TOKENS, KEY_BYTES
 from paceline.core.pooling import Pooling
 from paceline.core.sampling import SamplingParams
@@ -11,7 +11,13 @@ from paceline.rpc import convert
 from paceline.v1 import common_pb2
 
 CANCELLED = common_pb2.FINISH_REASON_CANCELLED
+ATTEMPTS_PER_EPOCH = 1 << 20
+MAX_EPOCH = (1 << 12) - 1
 _check = InvalidRequest.check
+
+
+class GivenBack(Unavailable):
+    """The router leaves: another one can go on with the request, after the tokens so far."""
 
 
 class Sink(Protocol):
@@ -57,7 +63,8 @@ class Request:
         self.created_at = asyncio.get_running_loop().time()
         budget_s = message.budget_ms / 1000 if message.budget_ms else limit_s
         self.deadline = self.created_at + min(budget_s, limit_s)
-        self.num_attempts = 0  # of all its parts; the next one's number
+        # The next one's number, of all its parts: never one of an earlier epoch.
+        self.next_attempt = message.epoch * ATTEMPTS_PER_EPOCH
         self.placed_at: float | None = None  # for the first time
         self.first_token_at: float | None = None
         self.second_token_at: float | None = None
@@ -65,6 +72,11 @@ class Request:
     @property
     def request_id(self) -> str:
         return self.message.request_id
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Request id and epoch: parts of one request may come back one by one."""
+        return self.message.request_id, self.message.epoch
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -134,6 +146,7 @@ def _check_lengths(
 ) -> None:
     num_prompt = message.num_prompt_tokens
     _check("request_id", message.request_id[:64], 0 < len(message.request_id) <= 128, "has no use")
+    _check("epoch", message.epoch, message.epoch <= MAX_EPOCH, f"at most {MAX_EPOCH}")
     tokens_fit = 0 < num_prompt <= len(message.token_ids)
     _check("num_prompt_tokens", num_prompt, tokens_fit, "must count the prompt in token_ids")
     num_forced = len(message.token_ids) - num_prompt

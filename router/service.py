@@ -1,6 +1,7 @@
 """The router as a service: start, ready, drain, stop."""
 
 import asyncio
+import contextlib
 from typing import Any
 
 import structlog
@@ -24,6 +25,7 @@ from paceline.v1 import control_pb2, control_pb2_grpc
 
 TICK_S = 0.05  # waiting requests look again: pauses after Busy end without a frame
 HOUSEKEEPING_S = 1.0
+SETTLE_S = 3.0  # how long a new router looks for workers before it speaks for those it has found
 _SERVICE = control_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
 
 log = structlog.stdlib.get_logger("paceline.router")
@@ -49,15 +51,17 @@ class Router:
         )
         self._health: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._server = channel.make_server(config.secret.encode())
+        self._servicer = RouterServicer(config, self.coordinator)
+        self._is_settled = False
         self._tasks: list[asyncio.Task[None]] = []
+        self._settling: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Listens. Raises ConfigError when a port is taken."""
         keys.self_test()
-        servicer = RouterServicer(self.config, self.coordinator)
-        self.fleet.on_models = lambda: servicer.set_models(self.fleet.models())
+        self.fleet.on_models = self._tell_models
         control_pb2_grpc.add_RouterServiceServicer_to_server(  # type: ignore[no-untyped-call]
-            servicer, self._server
+            self._servicer, self._server
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -71,6 +75,7 @@ class Router:
         await self._server.start()
         work = (self.follower.run(), self._tick(), self._keep_house())
         self._tasks = [asyncio.create_task(part) for part in work]
+        self._settling = asyncio.create_task(self._settle())
         log.info("listening", port=self.port, probe_port=self.probe_port)
 
     def reasons(self) -> list[str]:
@@ -80,6 +85,8 @@ class Router:
             found.append("draining")
         if not self.fleet.has_decode_worker():
             found.append("no decode worker is connected")
+        elif not self._is_settled:
+            found.append("workers are being connected to")
         return found
 
     async def failed(self) -> None:
@@ -90,20 +97,36 @@ class Router:
         return next((task.exception() for task in self._tasks if task.done()), None)
 
     async def drain(self) -> None:
-        """Takes nothing new and finishes what runs."""
+        """Takes nothing new and finishes what runs; gateways take the rest to another router."""
+        self.coordinator.draining = True
+        self._servicer.say_draining()
         await self._health.set(_SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
         await self.coordinator.drain(self.config.drain_timeout_s)
         await asyncio.sleep(TICK_S)  # last frames leave
 
     async def stop(self) -> None:
-        for task in self._tasks:
+        tasks = [*self._tasks, *filter(None, (self._settling,))]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self.coordinator.drain(0)
         await self._server.stop(grace=0.5)
         await self.fleet.close()
         await self._probes.stop()
         await self._reader.close()
+
+    async def _settle(self) -> None:
+        """A router that spoke before it knows all workers would call their models unknown."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_S):
+                await self.follower.looked.wait()
+                await self.fleet.dialled()
+        self._is_settled = True
+        self._tell_models()
+
+    def _tell_models(self) -> None:
+        if self._is_settled:
+            self._servicer.set_models(self.fleet.models())
 
     async def _tick(self) -> None:
         while True:

@@ -51,6 +51,7 @@ class WorkerLink:
         self._secret = config.secret.encode()
         self._owner = owner
         self._stuck_at: tuple[str, int] | None = None  # incarnation and round
+        self.dialled = asyncio.Event()  # it has answered once, or failed to
         self._redial = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name=f"worker-link-{self.worker_id}")
 
@@ -85,6 +86,7 @@ class WorkerLink:
             try:
                 self.session = await self._identify(call)
                 self._owner.session_up(self.session)
+                self.dialled.set()
                 log.info("worker up", worker=self.worker_id, endpoint=self.endpoint)
                 await self._serve(call, self.session)
             except grpc.aio.AioRpcError as error:
@@ -99,6 +101,7 @@ class WorkerLink:
                 log.exception("worker link failed", worker=self.worker_id)
             finally:
                 call.cancel()
+                self.dialled.set()
                 was_up = self._end_session(reason)
         return was_up
 

@@ -29,9 +29,15 @@ _SERVER_OPTIONS = [
 ]
 
 
-def connect(endpoint: str) -> grpc.aio.Channel:
-    """A channel to `host:port`. Use one a peer, for as long as the peer lives."""
-    return grpc.aio.insecure_channel(endpoint, options=_OPTIONS)
+def connect(endpoint: str, *, authority: str = "", is_shared: bool = True) -> grpc.aio.Channel:
+    """A channel to `host:port`. Use one a peer, for as long as the peer lives. `authority`: the
+    name whose address this is; `is_shared`: may use a connection of another channel to it."""
+    options: list[tuple[str, int | str]] = [*_OPTIONS]
+    if not is_shared:
+        options.append(("grpc.use_local_subchannel_pool", 1))
+    if authority:
+        options.append(("grpc.default_authority", authority))
+    return grpc.aio.insecure_channel(endpoint, options=options)
 
 
 def connect_blocking(endpoint: str) -> grpc.Channel:

@@ -1,67 +1,109 @@
-"""A gateway that knows two routers goes on with the second when the first is killed or hangs."""
+"""One of two routers is killed, hangs or is rolled under load: no client sees it."""
 
 import asyncio
 import signal
-import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from benchmarks.deployment import mock_model, scrape, total
-from benchmarks.loadgen import send
-from paceline.cli.cluster import Cluster, ClusterSpec
-from paceline.cli.ports import free_port
-from paceline.cli.roles import make_child
+from benchmarks.deployment import NOTHING, deployment, mock_model, scrape, settle, total
+from benchmarks.rollout import Count, Load, Traffic
+from paceline.cli.cluster import Cluster
 from paceline.core import metrics as names
-from tests.support.end_to_end import prompt, streaming
+from tests.support.gateway_client import until
 
-SILENCE_S = 3.0  # how long a gateway waits for a router that hangs
+LOAD = Load(per_second=4, max_tokens=80)
+ROUTERS = ("router", "router-1")  # the gateway begins with the first
+HANG_S = 5.0  # a gateway leaves a router that was silent for three seconds
+START_S = 60.0
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")
 def model() -> Iterator[Path]:
-    with mock_model(step_s=0.01) as folder:
+    with mock_model(step_s=0.02) as folder:
         yield folder
 
 
-@pytest.fixture
-def cluster(model: Path, tmp_path: Path) -> Iterator[Cluster]:
-    """One decode worker, attached to by both routers; `router-b` is the second."""
-    first, second = (free_port("127.0.0.1") for _ in range(2))
-    routers = (f"127.0.0.1:{first}", f"127.0.0.1:{second}")
-    settings = {"router": {"port": first}, "gateway": {"router": routers}}
-    spec = ClusterSpec(model, 0, 1, settings=settings, restart=False, run_parent=tmp_path)  # type: ignore[arg-type]
-    with Cluster(spec) as cluster:
-        own = {"host": "127.0.0.1", "port": second, "probe_port": free_port("127.0.0.1")}
-        environment = {"PACELINE_ROUTER_SECRET": cluster.secret}
-        given = {**own, "redis_url": cluster.redis_url}
-        child = make_child("router-b", "router", given, environment, cluster.folder)
-        child.start()
-        try:
-            deadline = time.monotonic() + 30
-            while child.probe():
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
-            assert total(scrape(f"http://127.0.0.1:{own['probe_port']}"), names.ROUTER_WORKER_UP)
-            yield cluster
-        finally:
-            child.end(10)
-            child.close()
+@pytest.fixture(scope="module")
+def cluster(model: Path) -> Iterator[Cluster]:
+    """Split requests; what dies is started again."""
+    with deployment(model, routers=2) as cluster:
+        yield cluster
 
 
-@pytest.mark.slow
+def during(cluster: Cluster, model: Path, work: Callable[[], Awaitable[None]]) -> Count:
+    """What came of requests that arrived before, during and after `work`."""
+
+    async def disturbed() -> None:
+        await asyncio.sleep(1)
+        await work()
+        await asyncio.sleep(1)
+
+    async def run() -> Count:
+        traffic = Traffic(cluster.base_url, model.name, LOAD)
+        await traffic.learn()
+        return await traffic.during(asyncio.create_task(disturbed()))
+
+    return asyncio.run(run())
+
+
+async def back(cluster: Cluster, name: str, num_starts: int) -> None:
+    """It was started again and is ready."""
+    child = cluster.processes[name]
+    await until(lambda: child.num_starts > num_starts and not child.probe(), START_S)
+
+
+def num_moved(cluster: Cluster, reason: str = "") -> float:
+    labels = {"reason": reason} if reason else {}
+    return total(scrape(cluster.base_url), names.GATEWAY_MOVED, **labels)
+
+
+def in_use(cluster: Cluster) -> str:
+    """The router that serves."""
+    sent = {name: total(scrape(cluster.urls[name]), names.ROUTER_IN_FLIGHT) for name in ROUTERS}
+    return max(sent, key=lambda name: sent[name])
+
+
+def check(count: Count) -> None:
+    assert (count.failed, count.truncated, count.differing) == (0, 0, 0), count.reasons
+    assert count.requests >= 8
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_new_requests_go_to_the_next_router(
+def test_requests_go_on_at_the_other_router_with_the_same_tokens(
     cluster: Cluster, model: Path, number: signal.Signals
 ) -> None:
-    call = streaming(model, prompt(50), max_tokens=5, temperature=0)
-    before = asyncio.run(send(cluster.base_url, call))
-    cluster.kill("router", number)
-    killed = time.monotonic()
-    try:
-        while not (after := asyncio.run(send(cluster.base_url, call))).is_complete:
-            assert time.monotonic() - killed < SILENCE_S + 5
-    finally:
-        cluster.kill("router", signal.SIGCONT)
-    assert after.token_ids() == before.token_ids()
+    before = num_moved(cluster, "lost")
+
+    async def disturb() -> None:
+        name = in_use(cluster)
+        num_starts = cluster.processes[name].num_starts
+        cluster.kill(name, number)
+        if number is signal.SIGKILL:
+            await back(cluster, name, num_starts)
+        else:
+            await asyncio.sleep(HANG_S)
+            cluster.kill(name, signal.SIGCONT)
+
+    check(during(cluster, model, disturb))
+    assert num_moved(cluster, "lost") > before
+    assert settle(cluster) == NOTHING
+
+
+def test_a_rolling_restart_of_both_costs_nothing(cluster: Cluster, model: Path) -> None:
+    lost, exits = num_moved(cluster, "lost"), []
+
+    async def roll() -> None:
+        for name in ROUTERS:
+            child = cluster.processes[name]
+            num_starts = child.num_starts
+            exits.append(await asyncio.to_thread(child.end, 40))
+            await back(cluster, name, num_starts)
+
+    check(during(cluster, model, roll))
+    assert exits == [True, True], "they leave by themselves, with 0"
+    assert num_moved(cluster, "lost") == lost, "what runs ends where it is"
+    assert settle(cluster) == NOTHING

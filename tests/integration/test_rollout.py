@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_kserve_5496_no_request_fails_while_workers_and_gateways_roll() -> None:
+def test_kserve_5496_no_request_fails_while_any_role_rolls() -> None:
     """https://github.com/kserve/kserve/pull/5496: SIGTERM aborted running requests.
 
     Each pod says that it is not ready, finishes what runs, and exits with 0 in its grace period.
@@ -29,6 +29,6 @@ def test_kserve_5496_no_request_fails_while_workers_and_gateways_roll() -> None:
     assert done.returncode == 0, done.stderr[-4000:]
     figures = json.loads(done.stdout.splitlines()[-1])["figures"]
     assert figures["requests"] > 30
-    for name in ("failed_prefill", "failed_decode", "failed_gateway", "truncated", "differing"):
+    for name in ("failed", "truncated", "differing"):
         assert figures[name] == 0, (name, done.stderr[-2000:])
     assert figures["not_seen_unready"] == figures["exits_not_0"] == figures["restarts"] == 0

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
+from paceline.core.errors import Unavailable
 from paceline.rpc.channel import make_server
 from paceline.v1 import common_pb2
 from paceline.v1.common_pb2 import Emission, PositionLogprobs, SlotError, TokenLogprob, TokenRequest
@@ -61,7 +62,8 @@ def bytes_reply(data: bytes, **settings: object) -> Reply:
 
 
 class FakeRouter(RouterServiceServicer):
-    """Start, set `reply`, look at `submissions`, stop."""
+    """Start, set `reply`, look at `submissions`, stop. Forced tokens are taken as those of the
+    reply, which goes on after them."""
 
     def __init__(self, models: Sequence[ModelInfo]) -> None:
         self.models = list(models)
@@ -69,14 +71,17 @@ class FakeRouter(RouterServiceServicer):
         self.submissions: list[Submission] = []
         self.endpoint = ""
         self.is_silent = False  # sends nothing, not even beats
+        self.is_draining = False
+        self.num_attached = 0  # streams, ever
+        self._hands_over = asyncio.Event()  # what runs
         self._server: grpc.aio.Server | None = None
-        self._outboxes: set[asyncio.Queue[RouterFrame]] = set()
+        self._outboxes: set[asyncio.Queue[RouterFrame | None]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def start(self, port: int = 0) -> None:
+    async def start(self, port: int = 0, host: str = "127.0.0.1") -> None:
         self._server = make_server(SECRET.encode())
         add_RouterServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
-        self.endpoint = f"127.0.0.1:{self._server.add_insecure_port(f'127.0.0.1:{port}')}"
+        self.endpoint = f"{host}:{self._server.add_insecure_port(f'{host}:{port}')}"
         await self._server.start()
 
     async def stop(self) -> None:
@@ -84,6 +89,25 @@ class FakeRouter(RouterServiceServicer):
             task.cancel()
         if self._server is not None:
             await self._server.stop(None)
+
+    @property
+    def num_streams(self) -> int:
+        return len(self._outboxes)
+
+    def cut(self) -> None:
+        """All streams: what a gateway sees of a router that dies."""
+        for outbox in self._outboxes:
+            outbox.put_nowait(None)
+
+    def drain(self) -> None:
+        """Tells gateways; what runs goes on."""
+        self.is_draining = True
+        for outbox in self._outboxes:
+            outbox.put_nowait(RouterFrame(draining=True))
+
+    def hand_over(self) -> None:
+        """What still runs: the time to drain is over."""
+        self._hands_over.set()
 
     def set_models(self, models: Sequence[ModelInfo]) -> None:
         self.models = list(models)
@@ -95,21 +119,25 @@ class FakeRouter(RouterServiceServicer):
         request_iterator: AsyncIterator[GatewayFrame],
         context: "grpc.aio.ServicerContext[GatewayFrame, RouterFrame]",
     ) -> AsyncIterator[RouterFrame]:
-        outbox: asyncio.Queue[RouterFrame] = asyncio.Queue()
+        if self.is_draining:
+            raise Unavailable("the router is shutting down")
+        self.num_attached += 1
+        outbox: asyncio.Queue[RouterFrame | None] = asyncio.Queue()
         outbox.put_nowait(RouterFrame(models=self.models, models_changed=True))
         self._outboxes.add(outbox)
         tasks = self._spawn(self._read(request_iterator, outbox)), self._spawn(_beat(outbox))
         try:
             while frame := await outbox.get():
-                if not self.is_silent:
-                    yield frame
+                while self.is_silent:  # noqa: ASYNC110 (a flag is what tests set)
+                    await asyncio.sleep(0.01)
+                yield frame
         finally:
             for task in tasks:
                 task.cancel()
             self._outboxes.discard(outbox)
 
     async def _read(
-        self, frames: AsyncIterator[GatewayFrame], outbox: "asyncio.Queue[RouterFrame]"
+        self, frames: AsyncIterator[GatewayFrame], outbox: "asyncio.Queue[RouterFrame | None]"
     ) -> None:
         slots: dict[int, Submission] = {}
         async for frame in frames:
@@ -117,7 +145,10 @@ class FakeRouter(RouterServiceServicer):
                 submission = Submission(frame.submit.slot, frame.submit.request)
                 slots[submission.slot] = submission
                 self.submissions.append(submission)
-                self._spawn(self._answer(submission, outbox))
+                if self.is_draining:
+                    outbox.put_nowait(_given_back(submission))
+                else:
+                    self._spawn(self._answer(submission, outbox))
                 continue
             submission = slots[frame.cancel.slot]
             submission.cancelled_at_s = time.monotonic()
@@ -125,20 +156,27 @@ class FakeRouter(RouterServiceServicer):
             if not frame.cancel.choices:
                 submission.cancelled.set()
 
-    async def _answer(self, submission: Submission, outbox: "asyncio.Queue[RouterFrame]") -> None:
+    async def _answer(
+        self, submission: Submission, outbox: "asyncio.Queue[RouterFrame | None]"
+    ) -> None:
         reply = self.reply(submission.request)
         await asyncio.sleep(reply.delay_s)
         for part in reply.prompt_parts:
             scored = Emission(slot=submission.slot, prompt_logprobs=part)
             outbox.put_nowait(RouterFrame(emissions=[scored]))
-        positions = dict.fromkeys(submission.request.choices, 0)
-        for index, token_ids in enumerate(reply.steps):
-            is_last = index == len(reply.steps) - 1 and reply.error is None and not reply.is_endless
+        num_forced = len(submission.request.token_ids) - submission.request.num_prompt_tokens
+        positions = dict.fromkeys(submission.request.choices, num_forced)
+        for index, token_ids in enumerate(reply.steps[num_forced:]):
+            is_last = (
+                index == len(reply.steps) - num_forced - 1
+                and reply.error is None
+                and not reply.is_endless
+            )
             emissions = []
             for choice in submission.request.choices:
                 if choice in submission.cancelled_choices:
                     continue
-                if index == 0 and reply.names_choice:
+                if index + num_forced == 0 and reply.names_choice:
                     token_ids = [ord(str(choice))]
                 emission = _emission(submission, reply, choice, positions[choice], token_ids)
                 emission.finish = reply.finish if is_last else UNFINISHED
@@ -147,6 +185,9 @@ class FakeRouter(RouterServiceServicer):
             outbox.put_nowait(RouterFrame(emissions=emissions))
             await asyncio.sleep(reply.interval_s)
             if submission.cancelled.is_set():
+                return
+            if self._hands_over.is_set():
+                outbox.put_nowait(_given_back(submission))
                 return
         if reply.error is not None:
             error = SlotError(slot=submission.slot, error=reply.error)
@@ -159,10 +200,15 @@ class FakeRouter(RouterServiceServicer):
         return task
 
 
-async def _beat(outbox: "asyncio.Queue[RouterFrame]") -> None:
+async def _beat(outbox: "asyncio.Queue[RouterFrame | None]") -> None:
     while True:
         await asyncio.sleep(0.2)
         outbox.put_nowait(RouterFrame())
+
+
+def _given_back(submission: Submission) -> RouterFrame:
+    error = common_pb2.Error(code=common_pb2.ERROR_CODE_UNAVAILABLE, message="given back")
+    return RouterFrame(errors=[SlotError(slot=submission.slot, error=error, elsewhere=True)])
 
 
 def _emission(

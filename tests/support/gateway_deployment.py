@@ -56,11 +56,11 @@ def model_info(model_dir: Path, **fields: Any) -> ModelInfo:
 
 
 @asynccontextmanager
-async def running(model_dir: Path, **settings: Any) -> AsyncIterator[Deployment]:
-    """A gateway that is ready, until the block ends."""
+async def running(model_dir: Path, *others: str, **settings: Any) -> AsyncIterator[Deployment]:
+    """A gateway that is ready, until the block ends. `others`: further routers that it knows."""
     router = FakeRouter([model_info(model_dir)])
     await router.start()
-    gateway = GatewayServer(gateway_config(model_dir, router.endpoint, **settings))
+    gateway = GatewayServer(gateway_config(model_dir, router.endpoint, *others, **settings))
     await gateway.start()
     await until(lambda: not gateway.serving.reasons())
     url = f"http://127.0.0.1:{gateway.port}"

@@ -132,7 +132,7 @@ class SamplingParams(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., n: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., num_logprobs: _Optional[int] = ..., min_p: _Optional[float] = ..., typical_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., bad_words: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ..., logits_processors: _Optional[_Iterable[_Union[LogitsProcessor, _Mapping]]] = ..., num_prompt_logprobs: _Optional[int] = ...) -> None: ...
 
 class TokenRequest(_message.Message):
-    __slots__ = ("request_id", "model", "tenant", "root_key", "token_ids", "num_prompt_tokens", "sampling", "pooling", "choices", "priority", "budget_ms", "block_keys", "cache_salt", "traceparent")
+    __slots__ = ("request_id", "model", "tenant", "root_key", "token_ids", "num_prompt_tokens", "sampling", "pooling", "choices", "priority", "budget_ms", "block_keys", "cache_salt", "traceparent", "epoch")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -147,6 +147,7 @@ class TokenRequest(_message.Message):
     BLOCK_KEYS_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     tenant: str
@@ -161,7 +162,8 @@ class TokenRequest(_message.Message):
     block_keys: bytes
     cache_salt: str
     traceparent: str
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., root_key: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., choices: _Optional[_Iterable[int]] = ..., priority: _Optional[int] = ..., budget_ms: _Optional[int] = ..., block_keys: _Optional[bytes] = ..., cache_salt: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    epoch: int
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., root_key: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., choices: _Optional[_Iterable[int]] = ..., priority: _Optional[int] = ..., budget_ms: _Optional[int] = ..., block_keys: _Optional[bytes] = ..., cache_salt: _Optional[str] = ..., traceparent: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "logprob")
@@ -238,12 +240,14 @@ class Emission(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., choice: _Optional[int] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[PositionLogprobs, _Mapping]]] = ..., finish: _Optional[_Union[FinishReason, str]] = ..., num_cached_tokens: _Optional[int] = ..., emitted_unix_us: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., pull_us: _Optional[int] = ..., prompt_times: _Optional[_Union[PromptTimes, _Mapping]] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., embedding: _Optional[bytes] = ...) -> None: ...
 
 class SlotError(_message.Message):
-    __slots__ = ("slot", "error")
+    __slots__ = ("slot", "error", "elsewhere")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
     slot: int
     error: Error
-    def __init__(self, slot: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+    elsewhere: bool
+    def __init__(self, slot: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., elsewhere: _Optional[bool] = ...) -> None: ...
 
 class Ticket(_message.Message):
     __slots__ = ("request_id", "attempt", "tenant", "source_worker", "source_incarnation", "reader_worker", "reader_incarnation", "content_digest", "expires_unix_ms", "signature")

@@ -50,16 +50,18 @@ class CancelRequest(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., choices: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RouterFrame(_message.Message):
-    __slots__ = ("emissions", "errors", "models", "models_changed")
+    __slots__ = ("emissions", "errors", "models", "models_changed", "draining")
     EMISSIONS_FIELD_NUMBER: _ClassVar[int]
     ERRORS_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
     MODELS_CHANGED_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     emissions: _containers.RepeatedCompositeFieldContainer[_common_pb2.Emission]
     errors: _containers.RepeatedCompositeFieldContainer[_common_pb2.SlotError]
     models: _containers.RepeatedCompositeFieldContainer[ModelInfo]
     models_changed: bool
-    def __init__(self, emissions: _Optional[_Iterable[_Union[_common_pb2.Emission, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[_common_pb2.SlotError, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ..., models_changed: _Optional[bool] = ...) -> None: ...
+    draining: bool
+    def __init__(self, emissions: _Optional[_Iterable[_Union[_common_pb2.Emission, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[_common_pb2.SlotError, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ..., models_changed: _Optional[bool] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class ExplainRequest(_message.Message):
     __slots__ = ("num_decisions", "request_id")

@@ -69,8 +69,7 @@ async def test_a_gap_in_positions_is_never_hidden(deployment: Deployment) -> Non
     await until(lambda: bool(deployment.router.submissions))
     client = deployment.gateway.serving.router
     slot = deployment.router.submissions[0].slot
-    mailbox = client._mailboxes[slot]
-    mailbox.deliver(common_pb2.Emission(slot=slot, position=5, token_ids=[1]))
+    client._submissions[slot].deliver(common_pb2.Emission(slot=slot, position=5, token_ids=[1]))
     response = await task
     assert "tokens were lost" in response.text and 'finish_reason":"' not in response.text
 

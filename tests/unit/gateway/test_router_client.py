@@ -1,34 +1,74 @@
 """The stream to the router: attach, lose it, find it or another one again."""
 
 import asyncio
+import time
 from pathlib import Path
 
 from paceline.gateway.main import GatewayServer
-from tests.support.fake_router_service import FakeRouter, Reply
+from paceline.v1.common_pb2 import TokenRequest
+from tests.support.fake_router_service import FakeRouter, Reply, bytes_reply
 from tests.support.gateway_client import sse_events, until
 from tests.support.gateway_deployment import gateway_config, model_info, running
 
+TEXT = "text that takes a while"
 
-async def test_a_lost_router_ends_requests_and_is_found_again(model_dir: Path) -> None:
+
+def slowly(request: TokenRequest) -> Reply:
+    return bytes_reply(TEXT.encode(), interval_s=0.02)
+
+
+def text_of(stream: str) -> str:
+    """Of a chat's chunks."""
+    *chunks, done = sse_events(stream)
+    assert done == "[DONE]"
+    return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+
+
+async def test_requests_outlive_their_router_and_wait_for_the_next(model_dir: Path) -> None:
     async with running(model_dir) as deployment:
         router = deployment.router
-        router.reply = lambda request: Reply([[97]] * 1000, interval_s=0.01, is_endless=True)
+        router.reply = slowly
         stream = asyncio.create_task(deployment.chat(stream=True))
         whole = asyncio.create_task(deployment.chat())
         await until(lambda: len(router.submissions) == 2)
         await asyncio.sleep(0.05)
         await router.stop()
-        assert sse_events((await stream).text)[-2]["error"]["code"] == "unavailable"
-        assert (await whole).status_code == 503
-        assert (await deployment.http.get("/readyz")).status_code == 503
-        refused = await deployment.chat()
-        assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
+        waiting = asyncio.create_task(deployment.chat())
+        await until(lambda: bool(deployment.gateway.serving.reasons()))
+        answer = await deployment.http.get("/readyz")
+        assert (answer.status_code, answer.text) == (503, "no router is reachable\n")
         back = FakeRouter([model_info(model_dir)])
+        back.reply = slowly
         await back.start(int(router.endpoint.rpartition(":")[2]))
-        await until(lambda: not deployment.gateway.serving.reasons())
-        assert (await deployment.chat()).status_code == 200
+        assert text_of((await stream).text) == TEXT
+        for answer in (await whole, await waiting):
+            assert answer.json()["choices"][0]["message"]["content"] == TEXT
+        assert not deployment.gateway.serving.reasons()
+        before = {s.request.request_id: s.request for s in router.submissions}
+        moved = [s.request for s in back.submissions if s.request.request_id in before]
+        assert [request.epoch for request in moved] == [1, 1]
+        for request in moved:
+            assert len(request.token_ids) > request.num_prompt_tokens, "they went on"
+            assert 0 < request.budget_ms < before[request.request_id].budget_ms
+            assert request.block_keys == before[request.request_id].block_keys
         await deployment.gateway.drain()
         await back.stop()
+
+
+async def test_without_a_router_requests_end_when_the_wait_is_over(model_dir: Path) -> None:
+    async with running(model_dir, router_wait_s=0.3) as deployment:
+        router = deployment.router
+        router.reply = slowly
+        stream = asyncio.create_task(deployment.chat(stream=True))
+        await until(lambda: len(router.submissions) == 1)
+        await asyncio.sleep(0.05)
+        await router.stop()
+        waited = await deployment.chat()
+        assert waited.status_code == 503 and waited.headers["retry-after"] == "1"
+        assert sse_events((await stream).text)[-2]["error"]["code"] == "unavailable"
+        started = time.monotonic()
+        assert (await deployment.chat()).status_code == 503
+        assert time.monotonic() - started < 0.2, "nobody waits for long when none has come"
 
 
 async def test_the_next_router_serves_when_the_first_is_gone(model_dir: Path) -> None:
@@ -40,8 +80,8 @@ async def test_the_next_router_serves_when_the_first_is_gone(model_dir: Path) ->
     await gateway.start()
     await until(lambda: not gateway.serving.reasons())
     await routers[0].stop()
-    await until(lambda: not gateway.serving.router.is_attached)
-    await until(lambda: not gateway.serving.reasons())
+    await until(lambda: routers[1].num_attached == 1)
+    assert not gateway.serving.reasons(), "readiness does not blink"
     await gateway.drain()
     await gateway.stop()
     await routers[1].stop()
@@ -56,11 +96,11 @@ async def test_a_router_that_hangs_is_left_though_its_stream_stands(model_dir: P
         await asyncio.sleep(1.2)
         assert not stream.done(), "beats and tokens keep it"
         router.is_silent = True
-        assert sse_events((await stream).text)[-2]["error"]["code"] == "unavailable"
-        answer = await deployment.http.get("/readyz")
-        assert (answer.status_code, answer.text) == (503, "no router is reachable\n")
+        await until(lambda: bool(deployment.gateway.serving.reasons()))
         router.is_silent = False
-        await until(lambda: not deployment.gateway.serving.reasons())
+        await until(lambda: len(router.submissions) == 2)
+        assert router.submissions[1].request.epoch == 1
+        stream.cancel()
 
 
 async def test_a_failure_of_ours_costs_the_stream_and_not_the_search_for_routers(

@@ -1,0 +1,69 @@
+"""Where routers are: the names that the gateway was given, looked up anew whenever one is wanted.
+
+A name may have many addresses, of IPv4 and IPv6, and others every time: a headless Service, a
+router that came back elsewhere.
+"""
+
+import asyncio
+import ipaddress
+import random
+import socket
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+_LOOKUP_S = 1.0  # then the addresses of last time must do
+_MAX_ADDRESSES = 64  # of one name
+
+logger = structlog.stdlib.get_logger("paceline.gateway")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    endpoint: str  # host:port, as it was given
+    target: str  # of gRPC: one address, never a name
+
+
+class RouterAddresses:
+    def __init__(self, endpoints: Sequence[str]) -> None:
+        self._last = {endpoint: list[Address]() for endpoint in endpoints}
+
+    async def look_up(self, avoided: Collection[Address]) -> list[Address]:
+        """In the order in which to try them: as the names were given, those of one name by lot, so
+        that gateways spread over them; `avoided` ones last."""
+        await asyncio.gather(*map(self._renew, self._last))
+        found = [
+            address
+            for addresses in self._last.values()
+            for address in random.sample(addresses, len(addresses))
+        ]
+        return sorted(dict.fromkeys(found), key=lambda address: address in avoided)
+
+    async def _renew(self, endpoint: str) -> None:
+        try:
+            async with asyncio.timeout(_LOOKUP_S):
+                found = await _addresses_of(endpoint)
+        except (OSError, UnicodeError, TimeoutError) as error:
+            why = str(error) or "the name service does not answer"
+            logger.info("router_not_found", router=endpoint, why=why)
+        else:
+            self._last[endpoint] = [Address(endpoint, target) for target in found]
+
+
+async def _addresses_of(endpoint: str) -> list[str]:
+    """Raises OSError, UnicodeError."""
+    host, _, port = endpoint.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    try:
+        return [_target(str(ipaddress.ip_address(host)), port)]
+    except ValueError:
+        found = await asyncio.get_running_loop().getaddrinfo(
+            host, int(port), type=socket.SOCK_STREAM
+        )
+    targets = dict.fromkeys(_target(str(address[0]), port) for *_, address in found)
+    return list(targets)[:_MAX_ADDRESSES]
+
+
+def _target(address: str, port: str) -> str:
+    return f"ipv6:[{address}]:{port}" if ":" in address else f"ipv4:{address}:{port}"

@@ -1,0 +1,108 @@
+"""A request while routers work on it, with all that another router needs to go on with it."""
+
+import asyncio
+from array import array
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from paceline.core.errors import PacelineError
+from paceline.gateway.mailbox import Mailbox
+from paceline.v1.common_pb2 import Emission, TokenRequest
+
+if TYPE_CHECKING:
+    from paceline.gateway.router_link import RouterLink
+
+MAX_LOSSES = 3  # routers that may die under a request: one more, and it is taken for the cause
+MAX_EPOCH = 4095  # of the routers
+
+
+class Part:
+    """Choices of a submission that one router works on; at first all. `link`: None while it waits
+    for a router."""
+
+    __slots__ = ("choices", "link", "slot", "submission")
+
+    def __init__(self, submission: "Submission", slot: int, choices: tuple[int, ...]) -> None:
+        self.submission = submission
+        self.slot = slot  # its name at the router
+        self.choices = choices
+        self.link: RouterLink | None = None
+
+
+class Submission:
+    """`logs[i]` are the tokens of choice i so far; a choice that has ended has none."""
+
+    __slots__ = (
+        "_deadline_s",
+        "_mailbox",
+        "_next_epoch",
+        "_request",
+        "logs",
+        "num_losses",
+        "parts",
+        "slot",
+    )
+
+    def __init__(self, slot: int, request: TokenRequest, mailbox: Mailbox) -> None:
+        self.slot = slot
+        self._mailbox = mailbox
+        self.num_losses = 0
+        choices = tuple(request.choices) or (0,)  # an embedding names none, and is one
+        self.logs = {choice: array("I") for choice in choices}
+        self.parts = [Part(self, slot, choices)]
+        self._request = request
+        self._next_epoch = 0
+        self._deadline_s = _now_s() + request.budget_ms / 1000
+
+    @property
+    def may_move(self) -> bool:
+        return self.num_losses <= MAX_LOSSES and self._next_epoch <= MAX_EPOCH
+
+    def deliver(self, emission: Emission) -> bool:
+        """False: the client lags too far behind."""
+        log = self.logs.get(emission.choice)
+        if log is not None:
+            log.extend(emission.token_ids)
+            if emission.finish:
+                del self.logs[emission.choice]
+        emission.slot = self.slot
+        return self._mailbox.deliver(emission)
+
+    def fail(self, error: PacelineError) -> None:
+        self._mailbox.fail(error)
+
+    def end(self, choice: int) -> None:
+        """It is wanted no more."""
+        self.logs.pop(choice, None)
+
+    def live(self, part: Part) -> tuple[int, ...]:
+        return tuple(choice for choice in part.choices if choice in self.logs)
+
+    def rest_of(self, part: Part, slots: Iterator[int]) -> list[Part]:
+        """In the place of a part that its router has not finished. Once there are tokens each
+        choice goes on by itself."""
+        self.parts.remove(part)
+        live = self.live(part)
+        is_whole = not any(self.logs[choice] for choice in live)
+        groups = [live] if is_whole else [(choice,) for choice in live]
+        parts = [Part(self, next(slots), group) for group in groups if group]
+        self.parts += parts
+        return parts
+
+    def for_router(self, part: Part) -> TokenRequest:
+        """Under the next epoch: the prompt, and the tokens so far, which are never drawn again."""
+        epoch, self._next_epoch = self._next_epoch, self._next_epoch + 1
+        if epoch == 0:
+            return self._request
+        request = TokenRequest()
+        request.CopyFrom(self._request)
+        request.epoch = epoch
+        request.token_ids.extend(self.logs[part.choices[0]])
+        if request.choices:
+            request.choices[:] = part.choices
+        request.budget_ms = max(1, round((self._deadline_s - _now_s()) * 1000))
+        return request
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,208 @@
+"""From one router to another: drains, deaths, addresses that lead nowhere."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.gateway.main import GatewayServer
+from paceline.v1.common_pb2 import TokenRequest
+from tests.support.fake_router_service import FakeRouter, Reply, bytes_reply
+from tests.support.gateway_client import until as until_within
+from tests.support.gateway_deployment import gateway_config, model_info, running
+
+TEXT = "text that takes a while"
+
+
+async def until(holds: Callable[[], bool]) -> float:
+    """Patience is not what is tested here."""
+    return await until_within(holds, 20)
+
+
+def slowly(request: TokenRequest) -> Reply:
+    return bytes_reply(TEXT.encode(), interval_s=0.02)
+
+
+def content(answer: Any) -> str:
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["choices"][0]["message"]["content"])
+
+
+@asynccontextmanager
+async def two_routers(model_dir: Path, **settings: Any) -> AsyncIterator[tuple[Any, ...]]:
+    """(deployment, the router in use, the other one)."""
+    other = FakeRouter([model_info(model_dir)])
+    other.reply = slowly
+    await other.start()
+    try:
+        async with running(model_dir, other.endpoint, **settings) as deployment:
+            deployment.router.reply = slowly
+            yield deployment, deployment.router, other
+    finally:
+        await other.stop()
+
+
+async def test_a_router_that_drains_finishes_what_runs_and_gets_nothing_new(
+    model_dir: Path,
+) -> None:
+    async with two_routers(model_dir) as (deployment, old, new):
+        running_one = asyncio.create_task(deployment.chat())
+        await until(lambda: len(old.submissions) == 1)
+        old.drain()
+        await until(lambda: new.num_attached == 1)
+        later = await asyncio.gather(*(deployment.chat() for _ in range(4)))
+        assert {content(answer) for answer in [*later, await running_one]} == {TEXT}
+        assert (len(old.submissions), len(new.submissions)) == (1, 4)
+        await until(lambda: old.num_streams == 0)
+
+
+async def test_what_a_draining_router_refuses_or_gives_back_goes_elsewhere(
+    model_dir: Path,
+) -> None:
+    async with two_routers(model_dir) as (deployment, old, new):
+        old.reply = lambda request: bytes_reply(TEXT.encode(), interval_s=0.2)
+        streaming = asyncio.create_task(deployment.chat())
+        await until(lambda: len(old.submissions) == 1)
+        await asyncio.sleep(0.25)
+        old.is_draining = True  # and the gateway has not heard of it
+        refused = asyncio.create_task(deployment.chat())
+        await until(lambda: len(new.submissions) == 1)
+        assert (len(old.submissions), new.submissions[0].request.epoch) == (2, 1)
+        old.hand_over()
+        assert content(await refused) == content(await streaming) == TEXT
+        given_back = new.submissions[1].request
+        assert len(given_back.token_ids) > given_back.num_prompt_tokens, "it goes on"
+        metrics = (await deployment.http.get("/metrics")).text
+        assert 'requests_moved_total{reason="drained"} 2.0' in metrics
+
+
+async def test_choices_go_on_by_themselves_and_ended_ones_stay_ended(model_dir: Path) -> None:
+    async with two_routers(model_dir) as (deployment, old, new):
+
+        def numbered(interval_s: float) -> Reply:
+            return Reply([[ord(c)] for c in "_ is it"], interval_s=interval_s, names_choice=True)
+
+        old.reply, new.reply = lambda _: numbered(0.2), lambda _: numbered(0.0)
+        asked = asyncio.create_task(deployment.chat(n=3, stop="1 i"))
+        await until(lambda: bool(old.submissions and old.submissions[0].cancelled_choices))
+        await old.stop()
+        answer = (await asked).json()["choices"]
+        assert [choice["message"]["content"] for choice in answer] == ["0 is it", "", "2 is it"]
+        moved = [submission.request for submission in new.submissions]
+        assert [list(request.choices) for request in moved] == [[0], [2]]
+        assert [request.epoch for request in moved] == [1, 2]
+        assert len({request.request_id for request in moved}) == 1
+
+
+async def test_a_request_that_ends_its_routers_is_given_up(model_dir: Path) -> None:
+    async with running(model_dir) as deployment:
+        router = deployment.router
+
+        def deadly(request: TokenRequest) -> Reply:
+            router.cut()
+            return slowly(request)
+
+        router.reply = deadly
+        answer = await deployment.chat()
+        assert answer.status_code == 503 and answer.json()["error"]["code"] == "unavailable"
+        assert [s.request.epoch for s in router.submissions] == [0, 1, 2, 3]
+        router.reply = slowly
+        await until(lambda: not deployment.gateway.serving.reasons())
+        assert content(await deployment.chat()) == TEXT
+
+
+async def test_a_cancel_reaches_the_router_that_works_now(model_dir: Path) -> None:
+    async with two_routers(model_dir) as (deployment, old, new):
+        old.reply = new.reply = lambda request: Reply([[97]] * 500, interval_s=0.02)
+        asked = asyncio.create_task(deployment.chat(max_tokens=200))
+        await until(lambda: len(old.submissions) == 1)
+        await old.stop()
+        await until(lambda: len(new.submissions) == 1)
+        asked.cancel()
+        await until(new.submissions[0].cancelled.is_set)
+
+
+# --- addresses --------------------------------------------------------------------------------
+
+
+class Names:
+    """A name service: `addresses` of one name, which tests change."""
+
+    def __init__(self) -> None:
+        self.addresses: list[str] = []
+        self.num_asked = 0
+
+    async def getaddrinfo(self, host: str, port: int, **kind: int) -> list[Any]:
+        assert host == "routers.test"
+        self.num_asked += 1
+        if not self.addresses:
+            raise socket.gaierror("no such name")
+        return [
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))
+            for address in self.addresses
+        ]
+
+
+@pytest.fixture
+async def names(monkeypatch: pytest.MonkeyPatch) -> Names:
+    names = Names()
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", names.getaddrinfo)
+    return names
+
+
+async def test_a_name_is_looked_up_anew_and_leads_to_the_replacement(
+    model_dir: Path, names: Names
+) -> None:
+    """A headless Service: the old address is gone from it before its router is."""
+    old, new = FakeRouter([model_info(model_dir)]), FakeRouter([model_info(model_dir)])
+    old.reply = new.reply = slowly
+    await old.start(host="127.0.0.2")
+    port = int(old.endpoint.rpartition(":")[2])
+    await new.start(port, "127.0.0.3")
+    names.addresses = ["127.0.0.2"]
+    async with gateway(model_dir, f"routers.test:{port}") as server:
+        await until(lambda: not server.serving.reasons())
+        names.addresses = []  # a moment without any: the old one still serves
+        old.drain()
+        await asyncio.sleep(0.3)
+        names.addresses = ["127.0.0.3"]
+        await until(lambda: new.num_attached == 1)
+        await until(lambda: not server.serving.reasons())
+        assert names.num_asked < 20, "there is a pause between lookups"
+    await old.stop()
+    await new.stop()
+
+
+async def test_dead_and_silent_addresses_cost_a_moment_each(model_dir: Path, names: Names) -> None:
+    with socket.create_server(("127.0.0.4", 0), backlog=1) as silent:  # accepts, says nothing
+        port = silent.getsockname()[1]
+        router = FakeRouter([model_info(model_dir)])
+        await router.start(port, "127.0.0.5")
+        names.addresses = ["127.0.0.4", "127.0.0.6", "127.0.0.5"]
+        async with gateway(model_dir, f"127.0.0.7:{port}", f"routers.test:{port}") as server:
+            assert await until(lambda: not server.serving.reasons()) < 2.5
+        await router.stop()
+
+
+async def test_ipv6_and_ipv4_of_one_name_are_both_tried(model_dir: Path) -> None:
+    """`localhost` is ::1 first on most machines, and this router listens on IPv4 alone."""
+    router = FakeRouter([model_info(model_dir)])
+    await router.start()
+    async with gateway(model_dir, router.endpoint.replace("127.0.0.1", "localhost")) as server:
+        await until(lambda: not server.serving.reasons())
+    await router.stop()
+
+
+@asynccontextmanager
+async def gateway(model_dir: Path, *routers: str) -> AsyncIterator[GatewayServer]:
+    server = GatewayServer(gateway_config(model_dir, *routers))
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.drain()
+        await server.stop()
