@@ -74,8 +74,11 @@ def copy_pages_on_device(
     sums: torch.Tensor,
     group: PageGroup,
     num_tokens: int | None = None,
+    max_programs: int | None = None,
 ) -> None:
-    """As copy_pages_torch, by the fastest code for the device, on its current stream."""
+    """As copy_pages_torch, by the fastest code for the device, on its current stream.
+
+    `max_programs` that Triton's kernel may have at work; None: as many as the device takes."""
     from paceline.kernels import backend
 
     if not backend.uses_triton(destination):
@@ -83,7 +86,7 @@ def copy_pages_on_device(
         return
     from paceline.kernels.gpu import pages
 
-    pages.copy_pages(destination, source, ids, sums, group, num_tokens)
+    pages.copy_pages(destination, source, ids, sums, group, num_tokens, max_programs)
 
 
 def copy_pages_torch(

@@ -1,4 +1,8 @@
-"""Reader of cuda_ipc: maps a source's pool and gathers from it on this pool's device."""
+"""Reader of cuda_ipc: maps a source's pool and gathers from it on this pool's device.
+
+The source's pool may be on another device, which this process must see too; the gather then reads
+over the link between the two.
+"""
 
 import os
 import threading
@@ -7,6 +11,7 @@ import time
 import torch
 
 from paceline.core.errors import IncompatiblePeer, PeerGone
+from paceline.kernels import backend
 from paceline.kv_transfer.base import MAX_PIECE_PAGES, CellSums, DevicePool, Piece
 from paceline.kv_transfer.cuda_driver import DriverError
 from paceline.kv_transfer.cuda_memory import map_device_memory
@@ -51,6 +56,10 @@ class CudaIpcReader:
         except DriverError as error:  # another driver's memory, or a device out of our reach
             reason = f"the source's memory cannot be mapped: {error}"
             raise IncompatiblePeer(reason, field="pool_bytes") from None
+        ours = self._pool.memory
+        if memory.device != ours.device and not backend.uses_triton(ours):
+            reason = f"only Triton's kernels copy from {memory.device} to {ours.device}"
+            raise IncompatiblePeer(reason, field="device")
         return as_pages(memory, group, offer.num_pages)
 
 

@@ -4,6 +4,10 @@ A burst is one kernel on a stream of its own, and costs the same few calls howev
 moves. It runs at full speed: a kernel that holds a few multiprocessors for long costs a decode step
 more, for fewer bytes, than short bursts on all of them. Beside a batch there are pauses between
 bursts, which so take a bounded share of the device's time; the batch computes at higher priority.
+
+From another device a link of a tenth of that speed brings the pages. Programs that wait for it
+would hold every multiprocessor, so beside a batch there are only as many as keep the link busy,
+and no pauses.
 """
 
 import queue
@@ -22,6 +26,7 @@ NUM_LANES = 4  # copies at once
 # Beside a batch, as measured on an H200 (docs/transports.md).
 BURST_BYTES = 1 << 30
 BUSY_SHARE = 0.16  # of the time
+LINK_PROGRAMS = 64  # from another device; docs/transports.md has what others cost
 
 
 class DeviceCopies:
@@ -76,6 +81,8 @@ class DeviceCopies:
     def _paced(self, lane: "_Lane", source: torch.Tensor, burst: Piece) -> CellSums:
         """One burst at a time, whatever the lane, and none before the pause after the last."""
         with self._turn:
+            if source.device != self._words.device:
+                return lane.copy(self._words, source, burst, LINK_PROGRAMS)
             time.sleep(max(0.0, self._next_turn - time.monotonic()))
             sums = lane.copy(self._words, source, burst)
             self._next_turn = time.monotonic() + lane.seconds() * (1 / BUSY_SHARE - 1)
@@ -97,7 +104,13 @@ class _Lane:
         self._host_ids = torch.empty_like(self._ids, device="cpu", pin_memory=True)
         self._host_sums = torch.empty_like(self._sums, device="cpu", pin_memory=True)
 
-    def copy(self, words: torch.Tensor, source: torch.Tensor, piece: Piece) -> CellSums:
+    def copy(
+        self,
+        words: torch.Tensor,
+        source: torch.Tensor,
+        piece: Piece,
+        max_programs: int | None = None,
+    ) -> CellSums:
         """Returns when it is done. The sums are valid until the next call."""
         num_pages = len(piece.source_pages)
         host_ids, ids = self._host_ids[: 2 * num_pages], self._ids[: 2 * num_pages]
@@ -106,7 +119,9 @@ class _Lane:
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             ids.copy_(host_ids, non_blocking=True)
             self._begun.record()
-            copy_pages_on_device(words, source, ids, sums, self._group, piece.num_tokens)
+            copy_pages_on_device(
+                words, source, ids, sums, self._group, piece.num_tokens, max_programs
+            )
             host_sums.copy_(sums, non_blocking=True)
             self._done.record()
         self._done.synchronize()

@@ -4,8 +4,8 @@ import pytest
 
 from paceline.kv_transfer import registry
 from tests.contract import by_rank
-from tests.contract.ends import CUDA_IPC, Ends, connected
-from tests.contract.pools import SMALL, make_pool
+from tests.contract.ends import CUDA_IPC, CUDA_IPC_ACROSS, Ends, connected
+from tests.contract.pools import ACROSS, SMALL, make_pool
 
 NUM_PAGES = 12
 
@@ -14,18 +14,29 @@ SLOW_NIXL = pytest.param("nixl", marks=pytest.mark.slow)  # starting it takes 0.
 LIBRARIES = ["ucx", SLOW_NIXL]
 
 
-@pytest.fixture(params=["local", "shm", "tcp", "multi", *LIBRARIES, CUDA_IPC, "shm_by_rank"])
+ON_DEVICES = [CUDA_IPC, CUDA_IPC_ACROSS]
+OF_TESTS = {
+    "shm_by_rank": registry.Entry(by_rank.__name__),
+    ACROSS: registry.Entry("paceline.kv_transfer.cuda_ipc", on_device=True),
+}
+
+
+@pytest.fixture(params=["local", "shm", "tcp", "multi", *LIBRARIES, *ON_DEVICES, "shm_by_rank"])
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Every transport of the product; a new one is added here and must pass the whole suite.
 
     `shm_by_rank`: as a front reads into a pool that only its rank can reach.
     """
     name: str = request.param
-    if name == "shm_by_rank":
-        entries = {**registry._entries, name: registry.Entry(by_rank.__name__)}
-        monkeypatch.setattr(registry, "_entries", entries)
+    know(name, monkeypatch)
     yield installed(name)
     by_rank.close_all()
+
+
+def know(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it is one that only these tests have."""
+    if name in OF_TESTS:
+        monkeypatch.setattr(registry, "_entries", {**registry._entries, name: OF_TESTS[name]})
 
 
 def installed(transport: str) -> str:

@@ -18,13 +18,20 @@ from paceline.kv_transfer.base import (
     TransportSettings,
 )
 from paceline.kv_transfer.pull import PinnedPages
-from tests.contract.pools import sums_of
+from tests.contract.pools import ACROSS, sums_of
 
 CUDA_IPC = pytest.param(
     "cuda_ipc",
     marks=[
         pytest.mark.gpu,
         pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    ],
+)
+CUDA_IPC_ACROSS = pytest.param(
+    ACROSS,
+    marks=[
+        pytest.mark.gpu,
+        pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
     ],
 )
 

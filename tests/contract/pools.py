@@ -15,10 +15,14 @@ SMALL = PageGroup("full", num_layers=2, num_heads=3, head_dim=8)
 LARGE = PageGroup("full", num_layers=30, num_heads=3, head_dim=64)  # 720 KiB a page
 
 
+ACROSS = "cuda_ipc_across"  # cuda_ipc, from one device to another
+
+
 def make_pool(
     group: PageGroup, num_pages: int, seed: int | None = None, transport: str = "shm"
 ) -> Pool:
-    """Random bytes, or all ones (NaN in every format), where the transport wants them."""
+    """Random bytes as a source has them, or all ones (NaN in every format) for a reader, where the
+    transport wants them."""
     memory = size_pool_memory(new_pool_file(), num_pages * group.page_bytes)
     pool = LocalPool(memory.view, group, num_pages, memory.fd)
     if seed is None:
@@ -26,17 +30,19 @@ def make_pool(
     else:
         random = np.random.default_rng(seed).bytes(len(pool.memory))
         pool.memory[:] = random
-    return pool if transport != "cuda_ipc" else on_device(pool)
+    if transport not in ("cuda_ipc", ACROSS):
+        return pool
+    return on_device(pool, "cuda:1" if transport == ACROSS and seed is None else "cuda:0")
 
 
-def on_device(pool: LocalPool) -> DevicePool:
+def on_device(pool: LocalPool, device: str) -> DevicePool:
     """A copy."""
     import torch  # only here: a process that has no such pool starts without it
 
     from paceline.kv_transfer.cuda_memory import new_device_memory
 
-    memory = new_device_memory(len(pool.memory), torch.device("cuda"))
-    memory.bytes[: len(pool.memory)] = torch.frombuffer(pool.memory, dtype=torch.uint8).cuda()
+    memory = new_device_memory(len(pool.memory), torch.device(device))
+    memory.bytes[: len(pool.memory)] = torch.frombuffer(pool.memory, dtype=torch.uint8).to(device)
     return DevicePool(memory.bytes, pool.group, pool.num_pages, memory.fd)
 
 
@@ -61,8 +67,9 @@ def edited(pool: Pool) -> Iterator[NDArray[np.uint8]]:
     if isinstance(pool, DevicePool):
         import torch
 
-        pool.memory[: pages.size] = torch.from_numpy(pages).flatten().cuda()
-        torch.cuda.synchronize()
+        device = pool.memory.device
+        pool.memory[: pages.size] = torch.from_numpy(pages).flatten().to(device)
+        torch.cuda.synchronize(device)
 
 
 def sums_of(pool: Pool, pages: PageIds, num_tokens: int | None = None) -> CellSums:

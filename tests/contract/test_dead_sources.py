@@ -13,9 +13,8 @@ import pytest
 from paceline.core.errors import KvUnavailable, PeerGone
 from paceline.kv_transfer import registry
 from paceline.kv_transfer.base import Link, Piece, Pool, Reader, TransportSettings
-from tests.contract.conftest import installed
-from tests.contract.ends import CUDA_IPC
-from tests.contract.pools import LARGE, ids, make_pool, pages_of, sums_of
+from tests.contract.conftest import ON_DEVICES, installed, know
+from tests.contract.pools import ACROSS, LARGE, ids, make_pool, pages_of, sums_of
 from tests.contract.source_process import NUM_PAGES, SEED, SourceProcess, source_process
 
 EVERY = np.arange(NUM_PAGES)
@@ -24,15 +23,21 @@ EVERY = np.arange(NUM_PAGES)
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("ucx", "nixl")]
 
 
-@pytest.fixture(params=["shm", "tcp", "multi", *SLOW, CUDA_IPC])
-def process_transport(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(params=["shm", "tcp", "multi", *SLOW, *ON_DEVICES])
+def process_transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    know(request.param, monkeypatch)
     return installed(request.param)
 
 
 @pytest.fixture
 def peer(process_transport: str, tmp_path: Path) -> Iterator[SourceProcess]:
-    with source_process(process_transport, tmp_path) as running:
+    with source_process(source_transport(process_transport), tmp_path) as running:
         yield running
+
+
+def source_transport(transport: str) -> str:
+    """Its source's is like any other's."""
+    return "cuda_ipc" if transport == ACROSS else transport
 
 
 @pytest.fixture
@@ -116,5 +121,6 @@ def test_a_restarted_source_is_not_taken_for_the_old_one(
     """Identity is the incarnation: the old link stays dead although a new source is up."""
     peer.process.kill()
     peer.process.wait()
-    with source_process(process_transport, tmp_path), pytest.raises(KvUnavailable):
+    transport = source_transport(process_transport)
+    with source_process(transport, tmp_path), pytest.raises(KvUnavailable):
         link.read(Piece(ids(0), ids(0)), timeout_s=2)

@@ -1,4 +1,4 @@
-"""Prefill and decode workers on one device: KV goes by cuda_ipc, from rank to rank."""
+"""Prefill and decode workers on one device, and on two: KV goes by cuda_ipc, from rank to rank."""
 
 import os
 import random
@@ -23,10 +23,17 @@ ON_DEVICE: dict[str, object] = {"device": "cuda", "dtype": "float32", "pool_mib"
 PULLED = 'paceline_transfer_bytes_total{transport="cuda_ipc"}'
 
 
-@pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
+TWO = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+
+
+@pytest.fixture(scope="module", params=["cuda:0", pytest.param("cuda:1", marks=TWO)])
+def deployment(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Workers]:
+    """Prefill on the first device, decode on that of the parameter."""
     folder = tmp_path_factory.mktemp("workers")
-    yield from workers(folder, {"decode": ON_DEVICE}, ON_DEVICE, max_position_embeddings=2048)
+    decode = {**ON_DEVICE, "device": request.param}
+    yield from workers(folder, {"decode": decode}, ON_DEVICE, max_position_embeddings=2048)
 
 
 @pytest.fixture

@@ -22,10 +22,11 @@ def random_words(group: PageGroup, num_pages: int) -> torch.Tensor:
     return torch.randint(-(2**62), 2**62, (num_pages, group.page_bytes // 8))
 
 
+@pytest.mark.parametrize("max_programs", [None, 4])
 @pytest.mark.parametrize("num_tokens", [None, 1, 5])
 @pytest.mark.parametrize("group", GROUPS)
 def test_equals_the_definition(
-    device: torch.device, group: PageGroup, num_tokens: int | None
+    device: torch.device, group: PageGroup, num_tokens: int | None, max_programs: int | None
 ) -> None:
     source, expected = random_words(group, 7), torch.full((5, group.page_bytes // 8), -1)
     found = expected.to(device)
@@ -34,7 +35,7 @@ def test_equals_the_definition(
     found_sums = sums.to(device)
     copy_pages_torch(expected, source, ids, sums, group, num_tokens)
     moved, on_device = source.to(device), ids.to(device)
-    gpu.copy_pages(found, moved, on_device, found_sums, group, num_tokens)
+    gpu.copy_pages(found, moved, on_device, found_sums, group, num_tokens, max_programs)
     assert torch.equal(found.cpu(), expected)
     assert torch.equal(found_sums.cpu(), sums)
 
