@@ -41,7 +41,8 @@ def show_nothing(name: str, status: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """What to run. `settings[role]` and `environment` reach the services as they are."""
+    """What to run. `settings` of a role and `environment` reach the services as they are; so do
+    settings of one process, by its name, which come before those of its role."""
 
     model: Path
     prefill: int = 1
@@ -52,12 +53,15 @@ class ClusterSpec:
     grpc_port: int = 0
     redis_url: str = ""  # empty: an embedded server
     secret: str = field(default="", repr=False)  # of the deployment; empty: one is drawn
-    settings: Mapping[Role, Settings] = field(default_factory=dict)
+    settings: Mapping[str, Settings] = field(default_factory=dict)  # by role or process
     environment: Mapping[str, str] = field(default_factory=dict)
     run_parent: Path | None = None  # where the private run folder goes; None: the system's
     restart: bool = True
     ready_timeout_s: float = 180.0
     drain_timeout_s: float = 40.0  # of each of the four groups
+
+    def settings_of(self, name: str, role: Role) -> Settings:
+        return {**self.settings.get(role, {}), **self.settings.get(name, {})}
 
 
 class Cluster:
@@ -276,7 +280,7 @@ class Cluster:
         return name
 
     def _start_service(self, name: str, role: Role, settings: Settings) -> None:
-        merged = {"host": "127.0.0.1", **settings, **self.spec.settings.get(role, {})}
+        merged = {"host": "127.0.0.1", **settings, **self.spec.settings_of(name, role)}
         environment = dict(self.spec.environment)
         environment[ENV_PREFIX[role] + "SECRET"] = self.secret
         self.urls[name] = probe_url(role, merged)

@@ -16,7 +16,7 @@ from paceline.cli.cluster import Cluster, ClusterSpec
 from paceline.cli.display import Display, say
 from paceline.cli.foreground import own_foreground
 from paceline.cli.ports import check_free, listen_error
-from paceline.cli.roles import Role, Settings
+from paceline.cli.roles import Settings
 from paceline.core.config import check_secret, setting
 from paceline.core.errors import Cancelled, ConfigError
 from paceline.kv_transfer import registry
@@ -90,7 +90,7 @@ class UpConfig:
         for name in ("device", "quantization", "num_threads", "pool_mib"):
             if value := getattr(self, name):
                 worker[name] = value
-        settings: dict[Role, Settings] = {"prefill": worker, "decode": worker}
+        settings: dict[str, Settings] = {"prefill": worker, "decode": worker}
         return ClusterSpec(
             model=self.model.absolute(),
             prefill=self.prefill,
