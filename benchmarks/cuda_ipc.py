@@ -34,7 +34,6 @@ from paceline.kv_transfer.pull import PinnedPages, pull_verified
 
 GROUP = PageGroup("full", num_layers=32, num_heads=8, head_dim=128, dtype="bfloat16")
 NUM_PAGES = 2048
-NUM_BYTES = NUM_PAGES * GROUP.page_bytes
 SETTINGS = TransportSettings(incarnation="benchmark")
 NUM_SEQUENCES, CONTEXT = 64, 1024
 WARM_UP, PULLS = 100, 100  # the device's clocks take a while to rise
@@ -48,30 +47,32 @@ class Peer:
     sums: CellSums
 
 
-def make_pool(num_pages: int) -> DevicePool:
-    memory = new_device_memory(num_pages * GROUP.page_bytes, torch.device("cuda"))
+def make_pool(num_pages: int, device: str) -> DevicePool:
+    memory = new_device_memory(num_pages * GROUP.page_bytes, torch.device(device))
     return DevicePool(memory.bytes, GROUP, num_pages, memory.fd)
 
 
-def serve(channel: Connection) -> None:
+def serve(channel: Connection, num_pages: int, device: str) -> None:
     """The source process: exports a pool of random bytes until the channel closes."""
-    pool = make_pool(NUM_PAGES)
+    torch.cuda.set_device(device)
+    pool = make_pool(num_pages, device)
     for part in pool.memory.split(256 << 20):
         part.random_(0, 256)
     source = registry.make_source("cuda_ipc", pool, SETTINGS)
     source.start()
-    every = torch.arange(NUM_PAGES, device="cuda")
-    sums = sum_pages_on_device(view_bytes(pool.memory[:NUM_BYTES], GROUP), every, GROUP)
+    every = torch.arange(num_pages, device=device)
+    values = view_bytes(pool.memory[: num_pages * GROUP.page_bytes], GROUP)
+    sums = sum_pages_on_device(values, every, GROUP)
     channel.send(Peer(source.address(), sums.cpu().numpy().view(np.uint64)))
     with contextlib.suppress(EOFError):
         channel.recv()
 
 
 @contextlib.contextmanager
-def source_process() -> Iterator[Peer]:
+def source_process(num_pages: int = NUM_PAGES, device: str = "cuda:0") -> Iterator[Peer]:
     spawn = multiprocessing.get_context("spawn")
     channel, theirs = spawn.Pipe()
-    process = spawn.Process(target=serve, args=(theirs,), daemon=True)
+    process = spawn.Process(target=serve, args=(theirs, num_pages, device), daemon=True)
     process.start()
     theirs.close()
     try:
@@ -85,9 +86,10 @@ class Puller:
     """Pulls all of the source's pages into the last pages of a pool."""
 
     def __init__(self, link: Link, peer: Peer, num_pages: int) -> None:
-        source_pages = np.random.default_rng(1).permutation(NUM_PAGES)
-        to = np.random.default_rng(2).permutation(NUM_PAGES) + num_pages - NUM_PAGES
-        generations = np.zeros(NUM_PAGES, np.uint64)
+        num_pulled = len(peer.sums)
+        source_pages = np.random.default_rng(1).permutation(num_pulled)
+        to = np.random.default_rng(2).permutation(num_pulled) + num_pages - num_pulled
+        generations = np.zeros(num_pulled, np.uint64)
         self._pages = PinnedPages(source_pages, to, generations, peer.sums[source_pages])
         self._link = link
         self._statistics = LinkStatistics(GROUP)
@@ -103,7 +105,8 @@ class Puller:
             cancelled=threading.Event(),
             report=lambda page, generation: show(f"page {page} arrived wrong"),
         )
-        return NUM_BYTES / (time.perf_counter() - started) / 1e9
+        num_bytes = len(self._pages.source_pages) * GROUP.page_bytes
+        return num_bytes / (time.perf_counter() - started) / 1e9
 
 
 def decode_alone_and_beside(engine: Engine, puller: Puller, rounds: int) -> dict[str, float]:

@@ -7,15 +7,18 @@ cache folder where the model's own is read-only. A start compares sizes and modi
 import hashlib
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import ConfigError
+from paceline.core.host_cpus import usable_cores
 from paceline.core.model_files import read_json
 
 MANIFEST_NAME = "paceline-manifest.json"
 KEY_FORMAT_VERSION = 1
 _HASH_CHUNK_BYTES = 1 << 20
+_MAX_HASHED = 8  # files at once
 
 
 def content_digest(folder: Path, semantics: object, kv_dtype: str) -> str:
@@ -28,7 +31,9 @@ def weights_digest(folder: Path) -> str:
     """Over names and contents of the weight files, from the manifest where it is current."""
     files = sorted(folder.glob("*.safetensors"))
     known = _read_manifest(folder)
-    entries = {path.name: _entry(path, known.get(path.name)) for path in files}
+    with ThreadPoolExecutor(min(_MAX_HASHED, usable_cores())) as threads:  # free of the GIL
+        found = threads.map(lambda path: _entry(path, known.get(path.name)), files)
+        entries = dict(zip([path.name for path in files], found, strict=True))
     if entries != known:
         _write_manifest(folder, entries)
     text = json.dumps([(name, entry["sha256"]) for name, entry in sorted(entries.items())])
