@@ -17,21 +17,29 @@ NUM_PAGES = 32
 
 
 class Lane:
-    """Takes `burst_s` for each burst; sums are the source pages."""
+    """Takes `burst_s` for each burst; sums are the source pages. Keeps what it was called with."""
 
     burst_s = 0.0
     bursts: list[list[int]] = []
+    programs: list[int | None] = []
     num_running = 0
     most_running = 0
 
     def __init__(self, pool: DevicePool) -> None: ...
 
-    def copy(self, words: torch.Tensor, source: torch.Tensor, piece: Piece) -> CellSums:
+    def copy(
+        self,
+        words: torch.Tensor,
+        source: torch.Tensor,
+        piece: Piece,
+        max_programs: int | None = None,
+    ) -> CellSums:
         Lane.num_running += 1
         Lane.most_running = max(Lane.most_running, Lane.num_running)
         time.sleep(Lane.burst_s)
         Lane.num_running -= 1
         Lane.bursts.append(piece.source_pages.tolist())
+        Lane.programs.append(max_programs)
         return np.repeat(piece.source_pages[:, None], SMALL.num_heads, 1).astype(np.uint64)
 
     def seconds(self) -> float:
@@ -50,20 +58,25 @@ def copies(monkeypatch: pytest.MonkeyPatch, busy: threading.Event) -> DeviceCopi
     memory = torch.zeros(NUM_PAGES * SMALL.page_bytes, dtype=torch.uint8)
     made = DeviceCopies(DevicePool(memory, SMALL, NUM_PAGES, is_busy=busy.is_set))
     monkeypatch.setattr(Lane, "bursts", [])
+    monkeypatch.setattr(Lane, "programs", [])
     monkeypatch.setattr(Lane, "most_running", 0)
     monkeypatch.setattr(Lane, "burst_s", 0.004)
     return made
 
 
-def copy(copies: DeviceCopies, num_pages: int, timeout_s: float = 5.0) -> CellSums:
+def copy(
+    copies: DeviceCopies, num_pages: int, timeout_s: float = 5.0, device: str = "cpu"
+) -> CellSums:
+    """From a source on `device`."""
     source_pages = np.arange(num_pages)[::-1].copy()
     piece = Piece(source_pages, np.arange(num_pages))
-    return copies.copy(torch.empty(0), piece, time.monotonic() + timeout_s)
+    return copies.copy(torch.empty(0, device=device), piece, time.monotonic() + timeout_s)
 
 
 def test_a_copy_is_one_burst_while_nothing_is_computed(copies: DeviceCopies) -> None:
     assert copy(copies, 12)[:, 0].tolist() == list(range(12))[::-1]
     assert [len(burst) for burst in Lane.bursts] == [12]
+    assert Lane.programs == [None]
 
 
 def test_bursts_beside_a_batch_pause_so_that_they_take_their_share(
@@ -87,6 +100,19 @@ def test_all_lanes_share_the_pauses(copies: DeviceCopies, busy: threading.Event)
         thread.join()
     assert Lane.most_running == 1
     assert time.monotonic() - started > 2 * Lane.burst_s / device_copies.BUSY_SHARE
+
+
+def test_from_another_device_few_programs_copy_without_pauses(
+    copies: DeviceCopies, busy: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy(copies, 5, device="meta")
+    assert Lane.programs == [None], "as many as there may be, while nothing is computed"
+    monkeypatch.setattr(device_copies, "BUSY_SHARE", 0.001)  # with pauses it would take seconds
+    busy.set()
+    started = time.monotonic()
+    assert copy(copies, 12, device="meta")[:, 0].tolist() == list(range(12))[::-1]
+    assert Lane.programs[1:] == [device_copies.LINK_PROGRAMS] * 3
+    assert time.monotonic() - started < 2
 
 
 def test_a_copy_that_its_pauses_make_too_slow_is_refused_as_overload(
