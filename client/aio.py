@@ -8,6 +8,12 @@ from typing import Any, Self, Unpack
 import grpc
 
 from paceline.client.channel import DEFAULT_TIMEOUT_S, OPTIONS, error_of, metadata_of
+from paceline.client.embedding import (
+    Embeddings,
+    EmbedOptions,
+    embed_request_of,
+    embeddings_of,
+)
 from paceline.client.options import Options, request_of
 from paceline.client.result import Collector, Part, Result, part_of
 from paceline.v1.generate_pb2 import GenerateRequest, GenerateResponse
@@ -51,6 +57,19 @@ class AsyncClient:
         async with aclosing(self._responses(request_of(prompt, self._model, options))) as responses:
             async for response in responses:
                 yield part_of(response)
+
+    async def embed(
+        self, inputs: Sequence[str | Sequence[int]], **options: Unpack[EmbedOptions]
+    ) -> Embeddings:
+        """A vector for each text or list of token ids, in order."""
+        request = embed_request_of(inputs, self._model, options)
+        call = self._stub.Embed(request, timeout=self._timeout_s, metadata=self._metadata)
+        try:
+            return embeddings_of(await call)
+        except grpc.aio.AioRpcError as failure:
+            raise error_of(failure) from None
+        finally:
+            call.cancel()
 
     async def close(self) -> None:
         await self._channel.close(None)

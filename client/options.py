@@ -55,12 +55,17 @@ def request_of(prompt: str | Sequence[int], model: str, options: Options) -> Gen
     return request
 
 
+def prompt_fields(value: Any) -> dict[str, Any]:
+    """Of a message that takes a text or token ids. Raises TypeError or ValueError."""
+    if value is None or isinstance(value, bytes | bytearray):  # else taken for token ids
+        raise TypeError("must be text or token ids")
+    return {"text": value} if isinstance(value, str) else {"tokens": TokenIds(ids=value)}
+
+
 def _field(name: str, value: Any) -> dict[str, Any]:
     """Of the message, by its name there."""
     if name == "prompt":
-        if value is None or isinstance(value, bytes | bytearray):  # else taken for token ids
-            raise TypeError("must be text or token ids")
-        return {"text": value} if isinstance(value, str) else {"tokens": TokenIds(ids=value)}
+        return prompt_fields(value)
     if name == "stop" and isinstance(value, str):
         return {"stop": [value]}
     if name == "bad_token_ids":

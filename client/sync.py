@@ -8,6 +8,12 @@ from typing import Any, Self, Unpack
 import grpc
 
 from paceline.client.channel import DEFAULT_TIMEOUT_S, OPTIONS, error_of, metadata_of
+from paceline.client.embedding import (
+    Embeddings,
+    EmbedOptions,
+    embed_request_of,
+    embeddings_of,
+)
 from paceline.client.options import Options, request_of
 from paceline.client.result import Collector, Part, Result, part_of
 from paceline.v1.generate_pb2 import GenerateRequest, GenerateResponse
@@ -52,6 +58,17 @@ class Client:
         request = request_of(prompt, self._model, options)
         with closing(self._responses(request)) as responses:
             yield from map(part_of, responses)
+
+    def embed(
+        self, inputs: Sequence[str | Sequence[int]], **options: Unpack[EmbedOptions]
+    ) -> Embeddings:
+        """A vector for each text or list of token ids, in order."""
+        request = embed_request_of(inputs, self._model, options)
+        call = {"timeout": self._timeout_s, "metadata": self._metadata}
+        try:
+            return embeddings_of(self._stub.Embed(request, **call))
+        except grpc.RpcError as failure:
+            raise error_of(failure) from None
 
     def close(self) -> None:
         self._channel.close()

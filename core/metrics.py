@@ -183,6 +183,9 @@ STAGE_SECONDS = Metric(
     ("model_name", "stage"),
     _STAGE_BUCKETS,
 )
+EMBEDDINGS = Metric(
+    "counter", "paceline_embeddings_total", "Inputs that were embedded.", ("model_name",)
+)
 GATEWAY_ERRORS = Metric(
     "counter", "paceline_gateway_errors_total", "Requests refused or failed, by code.", ("code",)
 )

@@ -37,6 +37,25 @@ class Usage(Shape):
     prompt_tokens_details: PromptTokensDetails
 
 
+class EmbeddingUsage(Shape):
+    prompt_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class EmbeddingItem(Shape):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str  # base64 of float32, little-endian
+
+
+class EmbeddingList(Shape):
+    object: Literal["list"]
+    data: list[EmbeddingItem]
+    model: str
+    usage: EmbeddingUsage
+
+
 class StatisticsFields(Shape):
     """Asked for by X-Paceline-Statistics."""
 

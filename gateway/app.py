@@ -13,8 +13,13 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from paceline.core.errors import PacelineError, Unavailable
-from paceline.gateway import chat, completions, tokenize
-from paceline.gateway.endpoint import Endpoint, GeneratingEndpoint, JsonEndpoint
+from paceline.gateway import chat, completions, embeddings, tokenize
+from paceline.gateway.endpoint import (
+    EmbeddingEndpoint,
+    Endpoint,
+    GeneratingEndpoint,
+    JsonEndpoint,
+)
 from paceline.gateway.errors import body_of, http_error
 from paceline.gateway.guard import Guard
 from paceline.gateway.openapi import document
@@ -35,6 +40,7 @@ def make_app(serving: Serving) -> Starlette:
         "/v1/completions": GeneratingEndpoint(
             serving, completions.DECODER, completions.prepare_completion, "text_completion"
         ),
+        "/v1/embeddings": EmbeddingEndpoint(serving, embeddings.DECODER),
         "/tokenize": JsonEndpoint(serving, tokenize.TOKENIZE, tokenize.tokenize),
         "/detokenize": JsonEndpoint(serving, tokenize.DETOKENIZE, tokenize.detokenize),
     }

@@ -9,6 +9,7 @@ from paceline.core.errors import InvalidRequest
 from paceline.core.sampling import MAX_CHOICES, SamplingParams
 from paceline.gateway.answer import AnswerHead
 from paceline.gateway.completion_answer import CompletionAnswer, CompletionView
+from paceline.gateway.contents import Content, contents_of
 from paceline.gateway.context_room import ContextRoom
 from paceline.gateway.jobs import Job, Prompt
 from paceline.gateway.logprobs import CompletionLogprobs
@@ -22,7 +23,6 @@ from paceline.gateway.prepared import (
     wishes_of,
 )
 from paceline.gateway.prompt_logprobs import PromptLogprobsText
-from paceline.gateway.prompts import Content
 from paceline.gateway.sampling_intake import (
     SamplingWishes,
     check_logprobs,
@@ -50,7 +50,7 @@ async def prepare_completion(
     params = sampling_params(wishes, model)
     stops = stop_automata(wishes.stop, serving.config.max_stop_strings)
     priority = checked_priority(wishes.priority)
-    contents = _contents(request.prompt, serving.config.max_prompts)
+    contents = contents_of("prompt", request.prompt, serving.config.max_prompts)
     _check_choices(request, len(contents), params.n)
     room = completion_room(model, wishes.max_tokens)
     owner = caller.tenant.owner(request.cache_salt)
@@ -173,21 +173,3 @@ async def _shown_prompts(
             echo.begin(CompletionLogprobs(token_bytes), detokenizer, prompt.token_ids[0])
         shown.append(ShownPrompt(echo, own))
     return shown
-
-
-def _contents(prompt: str | list[str | int | list[int]], max_prompts: int) -> list[Content]:
-    """The four forms that OpenAI's API allows, as a list of texts or id lists."""
-    if isinstance(prompt, str):
-        return [prompt]
-    if not prompt:
-        raise InvalidRequest("prompt", prompt, "must not be empty")
-    ids = [item for item in prompt if isinstance(item, int)]
-    if len(ids) == len(prompt):
-        return [ids]
-    prompts = [item for item in prompt if not isinstance(item, int)]
-    if ids or len({type(item) for item in prompts}) > 1:
-        reason = "must be a text, texts, token ids or lists of token ids, not a mixture"
-        raise InvalidRequest("prompt", prompt, reason)
-    if len(prompts) > max_prompts:
-        raise InvalidRequest("prompt", f"{len(prompts)} prompts", f"at most {max_prompts} prompts")
-    return prompts

@@ -47,6 +47,10 @@ class GatewayConfig:
     render_timeout_s: float = setting(2.0, "Longest time that a chat template may take.")
     max_stop_strings: int = setting(4, "Most stop strings of a request.")
     max_prompts: int = setting(32, "Most prompts of one completions request.")
+    max_embedding_inputs: int = setting(2048, "Most inputs of one request for embeddings.")
+    max_embedding_numbers: int = setting(
+        3 << 20, "Most numbers in an answer with embeddings: inputs times dimensions."
+    )
     max_prompt_logprobs: int = setting(
         1 << 18,
         "Most log probabilities of prompts in an answer: prompt tokens times (prompt_logprobs + 1),"

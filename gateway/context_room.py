@@ -1,8 +1,25 @@
-"""A prompt and its output against the model's context."""
+"""A prompt, and its output if there is one, against the model's context."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from paceline.core.errors import ContextLengthExceeded
+
+
+class Room(Protocol):
+    """What a prompt may fill."""
+
+    @property
+    def prompt_field(self) -> str:
+        """At fault when the prompt alone is."""
+        ...
+
+    @property
+    def max_prompt_tokens(self) -> int: ...
+
+    def check(self, num_prompt_tokens: int, *, is_least: bool = False) -> None:
+        """Raises ContextLengthExceeded. `is_least`: the prompt has so many tokens or more."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,3 +57,21 @@ class ContextRoom:
             return self.max_tokens
         room = self.context_length - num_prompt_tokens
         return room if self.default_max_tokens is None else min(room, self.default_max_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class InputRoom:
+    """The whole context: no token comes after an input that is embedded."""
+
+    context_length: int
+    prompt_field: str
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        return self.context_length
+
+    def check(self, num_prompt_tokens: int, *, is_least: bool = False) -> None:
+        if num_prompt_tokens > self.context_length:
+            value = f"{'at least ' if is_least else ''}{num_prompt_tokens} tokens"
+            reason = f"the context holds {self.context_length} tokens"
+            raise ContextLengthExceeded(self.prompt_field, value, reason)

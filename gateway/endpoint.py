@@ -9,9 +9,10 @@ import structlog
 from starlette.types import Receive, Scope, Send
 
 from paceline.core.errors import EngineFailure, PacelineError
+from paceline.gateway import embeddings
 from paceline.gateway.deadline import Deadline
 from paceline.gateway.exchange import Exchange
-from paceline.gateway.openai_types import Body, SamplingFields
+from paceline.gateway.openai_types import Body, EmbeddingRequest, SamplingFields
 from paceline.gateway.prepared import Caller, PreparedRequest
 from paceline.gateway.request_log import Origin
 from paceline.gateway.serving import Serving
@@ -89,3 +90,11 @@ class JsonEndpoint(Endpoint[B]):
 
     async def _answer(self, exchange: Exchange, request: B) -> None:
         await exchange.run(self._respond(self._serving, request), exchange.reply)
+
+
+class EmbeddingEndpoint(Endpoint[EmbeddingRequest]):
+    async def _answer(self, exchange: Exchange, request: EmbeddingRequest) -> None:
+        work = embeddings.answer(
+            self._serving, request, exchange.tenant, exchange.deadline, Origin("embeddings")
+        )
+        await exchange.run(work, exchange.reply)

@@ -39,7 +39,7 @@ class Exchange:
         self, serving: Serving, scope: Scope, receive: Receive, send: Send, deadline: Deadline
     ) -> None:
         self._serving = serving
-        self._deadline = deadline
+        self.deadline = deadline
         self._scope = scope
         self._receive = receive
         self._send = send
@@ -61,7 +61,7 @@ class Exchange:
     async def read(self, decoder: "msgspec.json.Decoder[B]") -> B:
         """The body. Raises InvalidRequest, or Cancelled when the client leaves."""
         limits = self._serving.http_limits
-        timeout_s = min(limits.read_timeout_s, self._deadline.left_s())
+        timeout_s = min(limits.read_timeout_s, self.deadline.left_s())
         body = await read_body(self._scope, self._receive, limits.max_body_bytes, timeout_s)
         return decode(decoder, body)
 
@@ -72,7 +72,7 @@ class Exchange:
         assert task is not None
         watcher = asyncio.create_task(self._watch(task), name="disconnect-watcher")
         try:
-            async with self._deadline.kept():
+            async with self.deadline.kept():
                 made = await work
             await answer(made)
         except asyncio.CancelledError:
@@ -90,7 +90,7 @@ class Exchange:
             prepared.model,
             caller.tenant,
             self._abort,
-            self._deadline,
+            self.deadline,
             caller.origin,
             has_statistics=caller.has_statistics,
         ) as generation:

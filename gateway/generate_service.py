@@ -1,4 +1,4 @@
-"""The public gRPC Generate: the same checks, the same generation, messages instead of SSE."""
+"""The public gRPC service: the same checks, the same work, messages instead of JSON and SSE."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager
@@ -8,13 +8,19 @@ import grpc
 
 from paceline.core.errors import ErrorCode, PacelineError
 from paceline.gateway.deadline import Deadline
+from paceline.gateway.embed_call import embed
 from paceline.gateway.generate_call import responses
 from paceline.gateway.serving import Serving
 from paceline.gateway.tenants import Tenant
-from paceline.v1.generate_pb2 import GenerateRequest, GenerateResponse
+from paceline.v1.generate_pb2 import (
+    EmbedRequest,
+    EmbedResponse,
+    GenerateRequest,
+    GenerateResponse,
+)
 from paceline.v1.generate_pb2_grpc import GenerateServiceServicer
 
-_Context = grpc.aio.ServicerContext[GenerateRequest, GenerateResponse]
+_Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class GenerateService(GenerateServiceServicer):
@@ -48,6 +54,10 @@ class GenerateService(GenerateServiceServicer):
         async with aclosing(responses(self._serving, request, tenant, deadline)) as found:
             async for response in found:
                 yield response
+
+    async def Embed(self, request: EmbedRequest, context: _Context) -> EmbedResponse:
+        deadline, tenant = self._deadline(context), self._tenant(context)
+        return await embed(self._serving, request, tenant, deadline)
 
     def _tenant(self, context: _Context) -> Tenant:
         given: Any = dict(context.invocation_metadata() or ()).get("authorization")

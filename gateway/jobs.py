@@ -3,9 +3,10 @@
 import secrets
 from dataclasses import dataclass
 
+from paceline.core.pooling import Pooling
 from paceline.core.sampling import SamplingParams
 from paceline.gateway.stop_strings import StopAutomaton
-from paceline.rpc.convert import sampling_to_proto
+from paceline.rpc.convert import pooling_to_proto, sampling_to_proto
 from paceline.v1.common_pb2 import TokenRequest
 from paceline.v1.control_pb2 import ModelInfo
 
@@ -48,19 +49,44 @@ class Job:
     text: TextOptions = TextOptions()
 
 
+@dataclass(frozen=True, slots=True)
+class EmbeddingJob:
+    """One input of a request for embeddings."""
+
+    model: ModelInfo
+    owner: KvOwner
+    prompt: Prompt
+    pooling: Pooling
+    priority: int = 0
+
+
 def token_request(job: Job, budget_s: float) -> TokenRequest:
-    """The message to the router, under a random id: a caller's own id never travels."""
+    """The message to the router."""
+    request = _request(job.model, job.owner, job.prompt, job.priority, budget_s)
+    request.sampling.CopyFrom(sampling_to_proto(job.params))
+    request.choices.extend(range(job.params.n))
+    return request
+
+
+def embedding_request(job: EmbeddingJob, budget_s: float) -> TokenRequest:
+    request = _request(job.model, job.owner, job.prompt, job.priority, budget_s)
+    request.pooling = pooling_to_proto(job.pooling)
+    return request
+
+
+def _request(
+    model: ModelInfo, owner: KvOwner, prompt: Prompt, priority: int, budget_s: float
+) -> TokenRequest:
+    """Under a random id: a caller's own id never travels."""
     return TokenRequest(
         request_id=secrets.token_hex(16),
-        model=job.model.name,
-        tenant=job.owner.tenant,
-        cache_salt=job.owner.cache_salt,
-        root_key=job.prompt.root_key,
-        token_ids=job.prompt.token_ids,
-        num_prompt_tokens=len(job.prompt.token_ids),
-        sampling=sampling_to_proto(job.params),
-        choices=range(job.params.n),
-        priority=job.priority,
+        model=model.name,
+        tenant=owner.tenant,
+        cache_salt=owner.cache_salt,
+        root_key=prompt.root_key,
+        token_ids=prompt.token_ids,
+        num_prompt_tokens=len(prompt.token_ids),
+        priority=priority,
         budget_ms=min(round(budget_s * 1000), 2**32 - 1),
-        block_keys=job.prompt.block_keys,
+        block_keys=prompt.block_keys,
     )

@@ -36,6 +36,7 @@ class GatewayMetrics:
         self._max_tokens = names.REQUEST_PARAMS_MAX_TOKENS.histogram(registry)
         self._prompt_tokens = names.PROMPT_TOKENS.counter(registry)
         self._prompt_tokens_cached = names.PROMPT_TOKENS_CACHED.counter(registry)
+        self._embeddings = names.EMBEDDINGS.counter(registry)
         self._generation_tokens = names.GENERATION_TOKENS.counter(registry)
         self._success = names.REQUEST_SUCCESS.counter(registry)
         self.errors = names.GATEWAY_ERRORS.counter(registry)
@@ -73,6 +74,7 @@ class ModelMetrics:
         self.e2e = metrics._e2e.labels(*labels)
         self.prompt_tokens = metrics._prompt_tokens.labels(*labels)
         self.prompt_tokens_cached = metrics._prompt_tokens_cached.labels(*labels)
+        self._embeddings = metrics._embeddings.labels(model_name)
         self.generation_tokens = metrics._generation_tokens.labels(*labels)
         self._time_per_token = metrics._time_per_token.labels(*labels)
         self._queue = metrics._queue.labels(*labels)
@@ -93,6 +95,13 @@ class ModelMetrics:
         self._n.observe(params.n)
         self._max_tokens.observe(params.max_tokens)
         self._request_prompt.observe(num_prompt_tokens)
+
+    def embedding_asked(self, num_tokens: int) -> None:
+        self._request_prompt.observe(num_tokens)
+
+    def embedding_made(self) -> None:
+        self._embeddings.inc()
+        self.choice_ended(FinishReason.STOP)
 
     def choice_ended(self, reason: FinishReason) -> None:
         self._success[reason].inc()

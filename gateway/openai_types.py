@@ -147,6 +147,10 @@ class LogitsProcessorField(msgspec.Struct, forbid_unknown_fields=True):
     )
 
 
+Priority = Annotated[Integer, says(minimum=-(2**31), maximum=2**31 - 1)]
+CacheSalt = Annotated[str, says(minLength=1, maxLength=MAX_CACHE_SALT_CHARS)]
+
+
 class SamplingFields(_Unsupported, kw_only=True):
     """What chat and completions share; from `top_k` on vLLM's names for what OpenAI lacks."""
 
@@ -174,8 +178,8 @@ class SamplingFields(_Unsupported, kw_only=True):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     stop_token_ids: Annotated[list[TokenId], says(maxItems=MAX_STOP_TOKEN_IDS)] | None = None
-    priority: Annotated[Integer, says(minimum=-(2**31), maximum=2**31 - 1)] | None = None
-    cache_salt: Annotated[str, says(minLength=1, maxLength=MAX_CACHE_SALT_CHARS)] | None = None
+    priority: Priority | None = None
+    cache_salt: CacheSalt | None = None
     min_p: Annotated[float, says(minimum=0, maximum=1)] | None = None
     typical_p: Share | None = None
     repetition_penalty: Annotated[float, says(minimum=1e-6, maximum=1e6)] | None = None
@@ -202,27 +206,44 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     add_special_tokens: bool | None = None
 
 
+Contents = Annotated[
+    str | list[str | Integer | list[Integer]],
+    says(
+        anyOf=[
+            {"type": "string", "minLength": 1},
+            {"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}},
+            {"type": "array", "minItems": 1, "items": _TOKEN_ID},
+            {
+                "type": "array",
+                "minItems": 1,
+                "items": {"type": "array", "minItems": 1, "items": _TOKEN_ID},
+            },
+        ]
+    ),
+]
+
+
 class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     """A text, token ids, or several of either."""
 
-    prompt: Annotated[
-        str | list[str | Integer | list[Integer]],
-        says(
-            anyOf=[
-                {"type": "string", "minLength": 1},
-                {"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}},
-                {"type": "array", "minItems": 1, "items": _TOKEN_ID},
-                {
-                    "type": "array",
-                    "minItems": 1,
-                    "items": {"type": "array", "minItems": 1, "items": _TOKEN_ID},
-                },
-            ]
-        ),
-    ]
+    prompt: Contents
     logprobs: Count | None = None
     echo: bool | None = None
     best_of: Annotated[Integer, says(minimum=1, maximum=MAX_CHOICES)] | None = None
+    add_special_tokens: bool | None = None
+
+
+class EmbeddingRequest(_Ignored, kw_only=True, forbid_unknown_fields=True):
+    """Inputs in the forms of prompts; from `pooling` on what OpenAI lacks."""
+
+    model: str
+    input: Contents
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[Integer, says(minimum=1)] | None = None
+    pooling: Literal["last", "mean"] | None = None
+    normalize: bool | None = None
+    priority: Priority | None = None
+    cache_salt: CacheSalt | None = None
     add_special_tokens: bool | None = None
 
 

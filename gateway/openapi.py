@@ -22,6 +22,7 @@ from paceline.gateway.openai_types import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    EmbeddingRequest,
     TokenizeRequest,
 )
 
@@ -74,10 +75,12 @@ class Operation:
 def operations() -> list[Operation]:
     chat = answers.ChatCompletion, _POST, ChatRequest, answers.ChatCompletionChunk
     completion = answers.Completion, _POST, CompletionRequest, answers.CompletionChunk
+    embeddings = answers.EmbeddingList, _POST, EmbeddingRequest
     card, model_errors = answers.ModelCard, (*_ALWAYS, 404, 503)
     return [
         Operation("post", "/v1/chat/completions", "Continue a conversation", *chat),
         Operation("post", "/v1/completions", "Continue a text", *completion),
+        Operation("post", "/v1/embeddings", "Texts to vectors", *embeddings),
         Operation("post", "/tokenize", "Text to tokens", answers.Tokens, _POST, TokenizeRequest),
         Operation(
             "post", "/detokenize", "And back", answers.DetokenizedText, _POST, DetokenizeRequest
@@ -128,7 +131,11 @@ def _limit(properties: Schema, neutral: Mapping[str, Sequence[Any]], config: Gat
     for name, values in neutral.items():
         if name in properties:
             properties[name] = {"enum": [None, *values], "default": None}
-    for name, limit in (("stop", config.max_stop_strings), ("prompt", config.max_prompts)):
+    for name, limit in (
+        ("stop", config.max_stop_strings),
+        ("prompt", config.max_prompts),
+        ("input", config.max_embedding_inputs),
+    ):
         for form in properties.get(name, {}).get("anyOf", []):
             if form.get("items", {}).get("type") in ("string", "array"):
                 form["maxItems"] = limit

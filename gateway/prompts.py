@@ -13,7 +13,8 @@ from paceline.core.errors import InvalidRequest
 from paceline.core.keys import chain_keys, root_key
 from paceline.core.sampling import SamplingParams
 from paceline.gateway.bad_words import bad_word_ids
-from paceline.gateway.context_room import ContextRoom
+from paceline.gateway.contents import Content
+from paceline.gateway.context_room import Room
 from paceline.gateway.jobs import Prompt
 from paceline.gateway.lanes import SHORT_CHARS, Lanes
 from paceline.gateway.messages import Chat
@@ -22,7 +23,6 @@ from paceline.v1.control_pb2 import ModelInfo
 
 _SHORT_CHAT = 512  # messages; a template takes some 30 us for each
 
-Content = str | list[int]  # token ids
 T = TypeVar("T")
 
 
@@ -33,7 +33,7 @@ class Prompts:
         self._text = text
         self._lanes = Lanes()
 
-    async def of_chat(self, chat: Chat, model: ModelInfo, room: ContextRoom, salt: bytes) -> Prompt:
+    async def of_chat(self, chat: Chat, model: ModelInfo, room: Room, salt: bytes) -> Prompt:
         def finish(text: str) -> Prompt:
             ids = self._text.encode(text, room.check, adds_special=chat.adds_special)
             return _hashed(ids, model, salt)
@@ -85,7 +85,7 @@ class Prompts:
         self,
         contents: Sequence[Content],
         model: ModelInfo,
-        room: ContextRoom,
+        room: Room,
         salt: bytes,
         *,
         adds_special: bool = True,
@@ -93,7 +93,7 @@ class Prompts:
         """One prompt for each; all lengths are judged before the first is tokenised. Texts get the
         tokenizer's special tokens unless `adds_special` is False."""
         if any(not content for content in contents):
-            raise InvalidRequest("prompt", "", "must not be empty")
+            raise InvalidRequest(room.prompt_field, "", "must not be empty")
         if sum(map(len, contents)) > SHORT_CHARS:
             await self._lanes.short(partial(self._check_lengths, contents, room))
         prompts = []
@@ -121,11 +121,11 @@ class Prompts:
     def close(self) -> None:
         self._lanes.close()
 
-    def _check_lengths(self, contents: Sequence[Content], room: ContextRoom) -> None:
+    def _check_lengths(self, contents: Sequence[Content], room: Room) -> None:
         for content in contents:
             self._check_length(content, room)
 
-    def _check_length(self, content: Content, room: ContextRoom) -> None:
+    def _check_length(self, content: Content, room: Room) -> None:
         if isinstance(content, str):
             enough = room.max_prompt_tokens + 1
             room.check(self._text.least_tokens(content, enough), is_least=True)
@@ -133,16 +133,17 @@ class Prompts:
             room.check(len(content))
 
     def _ids_of(
-        self, content: Content, model: ModelInfo, room: ContextRoom, *, adds_special: bool
+        self, content: Content, model: ModelInfo, room: Room, *, adds_special: bool
     ) -> list[int]:
         if isinstance(content, str):
             token_ids = self._text.encode(content, room.check, adds_special=adds_special)
         else:
             token_ids = content
             room.check(len(token_ids))
-            _check_token_ids(token_ids, model)
+            _check_token_ids(token_ids, model, room.prompt_field)
         if self._text.is_only_special(token_ids):
-            raise InvalidRequest("prompt", content, "must hold more than special tokens")
+            reason = "must hold more than special tokens"
+            raise InvalidRequest(room.prompt_field, content, reason)
         return token_ids
 
 
@@ -159,8 +160,8 @@ def _any_length(num_tokens: int) -> None:
     """Refuses nothing."""
 
 
-def _check_token_ids(token_ids: list[int], model: ModelInfo) -> None:
+def _check_token_ids(token_ids: list[int], model: ModelInfo, field: str) -> None:
     for token_id in token_ids:
         if not 0 <= token_id < model.vocab_size:
             reason = f"token ids must lie between 0 and {model.vocab_size - 1}"
-            raise InvalidRequest("prompt", token_id, reason)
+            raise InvalidRequest(field, token_id, reason)

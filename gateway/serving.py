@@ -9,6 +9,7 @@ from paceline.core.errors import InvalidRequest, ModelNotFound, Overloaded, Unav
 from paceline.gateway.authentication import Authentication
 from paceline.gateway.config import GatewayConfig
 from paceline.gateway.deadline import Deadline
+from paceline.gateway.embedding_run import EmbeddingRun
 from paceline.gateway.generation import Generation
 from paceline.gateway.http_limits import http_limits
 from paceline.gateway.mailbox import Mailbox
@@ -46,7 +47,7 @@ class Serving:
         self.on_change: Callable[[], None] = lambda: None
         self.num_running = 0
         self._reported: list[str] | None = None
-        self._generations: dict[Generation, None] = {}  # the oldest first
+        self._runs: dict[Generation | EmbeddingRun, None] = {}  # the oldest first
         self._requests = RequestLog()
 
     def reasons(self) -> list[str]:
@@ -72,8 +73,8 @@ class Serving:
     def end_running(self) -> None:
         """The time to drain is over: what still runs ends with an error that says so."""
         error = Unavailable("the gateway is shutting down", retry_after_s=_RETRY_AFTER_S)
-        for generation in list(self._generations):
-            generation.fail(error)
+        for run in list(self._runs):
+            run.fail(error)
 
     def models(self) -> list[ModelInfo]:
         """Models that are served now."""
@@ -137,32 +138,53 @@ class Serving:
         has_statistics: bool = False,
     ) -> Iterator[Generation]:
         """Closed when the block is left, and seen by operators."""
-        limits = self.config.max_pending_emissions, self.config.max_pending_bytes
-        mailbox = Mailbox(*limits, on_overflow)
-        metrics = self.metrics.for_model(model.name)
-        times = RequestTimes(deadline.started_s)
         generation = Generation(
             self.router,
             self.text,
-            metrics,
+            self.metrics.for_model(model.name),
             tenant.meter,
-            mailbox,
+            self._mailbox(on_overflow),
             deadline,
-            RequestRecord(origin, model.name, tenant.digest, times),
+            _record(model, tenant, deadline, origin),
             has_statistics=has_statistics,
         )
-        self._generations[generation] = None
-        try:
+        with self._running(generation):
             yield generation
-        finally:
-            generation.close()
-            del self._generations[generation]
-            self._requests.ended(generation.record.fields(now_s()))
+
+    @contextmanager
+    def embedding(
+        self, model: ModelInfo, tenant: Tenant, deadline: Deadline, origin: Origin
+    ) -> Iterator[EmbeddingRun]:
+        """The same. Nothing is written to a client meanwhile, so there is nobody to free."""
+        run = EmbeddingRun(
+            self.router,
+            self.metrics.for_model(model.name),
+            tenant.meter,
+            self._mailbox(lambda: None),
+            deadline,
+            _record(model, tenant, deadline, origin),
+        )
+        with self._running(run):
+            yield run
 
     def requests_page(self) -> bytes:
         """/debug/requests: JSON of what runs and what has ended of late."""
         now = now_s()
-        return self._requests.page(g.record.fields(now) for g in self._generations)
+        return self._requests.page(run.record.fields(now) for run in self._runs)
+
+    @contextmanager
+    def _running(self, run: Generation | EmbeddingRun) -> Iterator[None]:
+        self._runs[run] = None
+        try:
+            yield
+        finally:
+            run.close()
+            del self._runs[run]
+            self._requests.ended(run.record.fields(now_s()))
+
+    def _mailbox(self, on_overflow: Callable[[], object]) -> Mailbox:
+        limits = self.config.max_pending_emissions, self.config.max_pending_bytes
+        return Mailbox(*limits, on_overflow)
 
     def _wanted(self) -> list[ModelInfo]:
         wanted = self.config.model_name
@@ -177,3 +199,8 @@ class Serving:
             self._reported = reasons
             logger.info("readiness", ready=not reasons, reasons=reasons)
         self.on_change()
+
+
+def _record(model: ModelInfo, tenant: Tenant, deadline: Deadline, origin: Origin) -> RequestRecord:
+    times = RequestTimes(deadline.started_s)
+    return RequestRecord(origin, model.name, tenant.digest, times)

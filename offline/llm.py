@@ -11,7 +11,7 @@ import asyncio
 import os
 import secrets
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import aclosing
 from pathlib import Path
@@ -20,12 +20,19 @@ from typing import Any, Self, TypeVar, Unpack
 
 import msgspec
 
+from paceline.client.embedding import (
+    Embeddings,
+    EmbedOptions,
+    embed_request_of,
+    embeddings_of,
+)
 from paceline.client.options import Options, request_of
 from paceline.client.result import Collector, Result
 from paceline.core.errors import InvalidRequest, Unavailable
 from paceline.engine.engine import Engine
 from paceline.gateway.config import GatewayConfig
 from paceline.gateway.deadline import Deadline
+from paceline.gateway.embed_call import embed
 from paceline.gateway.generate_call import responses
 from paceline.gateway.messages import chat_of
 from paceline.gateway.openai_types import ChatMessage, TokenizeRequest
@@ -34,7 +41,7 @@ from paceline.kv_transfer.pool_memory import new_pool_file
 from paceline.models.loader import LoadedModel
 from paceline.offline.local_router import LocalRouter
 from paceline.v1.control_pb2 import ModelInfo
-from paceline.v1.generate_pb2 import GenerateRequest
+from paceline.v1.generate_pb2 import EmbedRequest, EmbedResponse, GenerateRequest
 from paceline.worker.config import WorkerConfig
 from paceline.worker.rank_main import make_engine
 from paceline.worker.rank_process import rank_config
@@ -43,6 +50,7 @@ MAX_AT_ONCE = 256  # requests at the engine; the others wait here
 _UNLIMITED_S = 1e8  # a list has no deadline
 _IN_PROCESS = ("", "", "")  # nobody is spoken to
 
+R = TypeVar("R")
 T = TypeVar("T")
 Message = Mapping[str, Any]  # role, content
 
@@ -105,7 +113,7 @@ class LLM:
         the others end, too."""
         _check_list("prompts", prompts)
         requests = [request_of(prompt, "", options) for prompt in prompts]
-        return self._run(self._all(requests))
+        return self._run(self._all(self._one, requests))
 
     def chat(
         self, conversations: Sequence[Sequence[Message]], **options: Unpack[Options]
@@ -114,6 +122,14 @@ class LLM:
         an answer may fill the context."""
         _check_list("conversations", conversations)
         return self._run(self._chat(conversations, options))
+
+    def embed(
+        self, inputs: Sequence[str | Sequence[int]], **options: Unpack[EmbedOptions]
+    ) -> Embeddings:
+        """A vector for each text or list of token ids, in order. Raises as `generate` does."""
+        _check_list("inputs", inputs)
+        requests = [embed_request_of([one], "", options) for one in inputs]
+        return self._run(self._embed(requests))
 
     def close(self) -> None:
         """Ends what runs, and both threads: who waits for an answer gets Unavailable. Weights and
@@ -161,7 +177,10 @@ class LLM:
             ids = await self._ids_of(f"conversations[{index}]", messages)
             room = max(1, self.context_length - len(ids))
             requests.append(request_of(ids, "", {"max_tokens": room, **options}))
-        return await self._all(requests)
+        return await self._all(self._one, requests)
+
+    async def _embed(self, requests: Sequence[EmbedRequest]) -> Embeddings:
+        return embeddings_of(_joined(await self._all(self._one_embedding, requests)))
 
     async def _ids_of(self, field: str, messages: Sequence[Message]) -> list[int]:
         try:
@@ -172,8 +191,10 @@ class LLM:
         chat = chat_of(checked, TokenizeRequest(), has_developer=has_developer)
         return await self._serving.prompts.ids_of_chat(chat)
 
-    async def _all(self, requests: Sequence[GenerateRequest]) -> list[Result]:
-        tasks = [asyncio.create_task(self._one(request)) for request in requests]
+    async def _all(
+        self, answer: Callable[[R], Coroutine[Any, Any, T]], requests: Sequence[R]
+    ) -> list[T]:
+        tasks = [asyncio.create_task(answer(request)) for request in requests]
         try:
             return list(await asyncio.gather(*tasks))
         finally:
@@ -189,6 +210,10 @@ class LLM:
                 async for part in parts:
                     collector.add(part)
         return collector.finished()
+
+    async def _one_embedding(self, request: EmbedRequest) -> EmbedResponse:
+        async with self._gate:
+            return await embed(self._serving, request, self._tenant, Deadline(_UNLIMITED_S))
 
     async def _stop(self) -> None:
         running = asyncio.all_tasks() - {asyncio.current_task()}
@@ -218,6 +243,16 @@ def _described(name: str, engine: Engine, loaded: LoadedModel) -> ModelInfo:
         vocab_size=loaded.model.vocab_size,
         hidden_size=loaded.model.hidden_size,
     )
+
+
+def _joined(responses: Sequence[EmbedResponse]) -> EmbedResponse:
+    """As if all had been asked for at once."""
+    whole = EmbedResponse()
+    for response in responses:
+        whole.embeddings.extend(response.embeddings)
+        whole.num_prompt_tokens += response.num_prompt_tokens
+        whole.num_cached_tokens += response.num_cached_tokens
+    return whole
 
 
 def _check_list(field: str, value: object) -> None:

@@ -6,11 +6,13 @@ The mock model's next token is a hash of all KV bytes before it: equal tokens me
 import asyncio
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 import httpx
+import numpy as np
 import pytest
 
 from benchmarks.answer import Answer
@@ -72,6 +74,29 @@ def split(request: pytest.FixtureRequest, model: Path) -> Iterator[Split]:
     worker = {"transports": request.param, "num_threads": 1, "pool_mib": 16}
     with deployment(model, router={"split_min_tokens": 0}, worker=worker) as cluster:
         yield Split(cluster, request.param)
+
+
+def test_embeddings_come_from_prefill_alone(split: Split, model: Path, alone: Alone) -> None:
+    """Beside a stream, twice: a prefix from the cache changes nothing."""
+    before = workers_total(split.cluster, names.WORKER_GENERATED, "decode")
+    inputs = [prompt(length, salt=length) for length in (1, 16, 200)]
+    body = {"model": model.name, "input": inputs, "normalize": False}
+    stream = streaming(model, prompt(60, salt=5), max_tokens=30, temperature=0)
+    url = f"{split.cluster.base_url}/v1/embeddings"
+    hits = []
+    with ThreadPoolExecutor(1) as threads:
+        streamed = threads.submit(split.send, stream)
+        for pooling in ("mean", "last", "last", "mean"):
+            answer = httpx.post(url, json=body | {"pooling": pooling}, timeout=60).json()
+            for item, token_ids in zip(answer["data"], inputs, strict=True):
+                expected = alone.embedding(token_ids, pooling)
+                np.testing.assert_allclose(item["embedding"], expected, rtol=1e-5)
+            hits.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+        assert streamed.result().is_complete
+    assert hits == [0, 192, 192, 0]
+    generated = workers_total(split.cluster, names.WORKER_GENERATED, "decode") - before
+    assert generated <= 30, "of the stream alone"
+    assert settle(split.cluster) == NOTHING
 
 
 def test_split_requests_get_the_tokens_of_one_worker(

@@ -2,9 +2,14 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from openai import OpenAI
+import torch
+from openai import AsyncOpenAI, OpenAI
+from tokenizers import Tokenizer
+from torch.nn.functional import normalize
+from transformers import AutoModel
 
 from benchmarks import greedy_exact
 from benchmarks.common import Options
@@ -86,6 +91,56 @@ def test_logprobs_of_the_openai_client_are_those_of_its_choice(client: OpenAI, m
     for entry in logprobs.content:
         assert entry.top_logprobs[0].token == entry.token
         assert entry.top_logprobs[0].logprob == entry.logprob <= 0
+
+
+TEXTS = [
+    "The capital of France is Paris.",
+    "Paris is the capital city of France.",
+    "A recipe for bread asks for flour, water, salt and yeast. " * 20,
+]
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path) -> dict[str, torch.Tensor]:
+    """By pooling: of transformers, not normalised."""
+    theirs = AutoModel.from_pretrained(model, dtype=torch.float32).eval()
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    states = []
+    with torch.inference_mode():
+        for text in TEXTS:
+            ids = torch.tensor([tokenizer.encode(text).ids])
+            states.append(theirs(ids, use_cache=False).last_hidden_state[0])
+    return {
+        "last": torch.stack([state[-1] for state in states]),
+        "mean": torch.stack([state.mean(dim=0) for state in states]),
+    }
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+async def test_embeddings_are_those_of_transformers(
+    client: OpenAI, cluster: Cluster, model: Path, expected: dict[str, torch.Tensor], pooling: Any
+) -> None:
+    """By the openai clients, beside a stream; and by ours."""
+    wanted = normalize(expected[pooling])
+    asked: Any = {"model": model.name, "input": TEXTS, "extra_body": {"pooling": pooling}}
+    stream = client.chat.completions.create(
+        model=model.name, messages=QUESTION, temperature=0, max_tokens=32, stream=True
+    )
+    made = [client.embeddings.create(**asked)]
+    async with AsyncOpenAI(base_url=f"{cluster.base_url}/v1", api_key="none") as aio:
+        made.append(await aio.embeddings.create(**asked, encoding_format="float"))
+        made.append(await aio.embeddings.create(**asked, dimensions=64))
+    vectors = [torch.tensor([item.embedding for item in one.data]) for one in made]
+    for found in vectors[:2]:
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
+    torch.testing.assert_close(vectors[2], normalize(wanted[:, :64]), rtol=0, atol=1e-4)
+    parts = [choice.delta.content or "" for chunk in stream for choice in chunk.choices]
+    assert "".join(parts) == "The capital of France is Paris."
+    with Client(cluster.grpc_endpoint) as ours:
+        raw = torch.tensor(ours.embed(TEXTS, pooling=pooling, normalize=False).vectors)
+    assert (raw - expected[pooling]).abs().max() < 1e-4 * expected[pooling].abs().max()
+    near, far = wanted[0] @ wanted[1], wanted[0] @ wanted[2]
+    assert near > far, "what means the same is nearer"
 
 
 def test_greedy_output_is_that_of_transformers() -> None:

@@ -3,13 +3,17 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from benchmarks.loadgen import TIMING, Call
+from paceline.core.pooling import Pooling
 from paceline.core.sampling import SamplingParams
 from paceline.engine.config import EngineConfig
 from paceline.engine.engine import Engine
 from paceline.engine.messages import (
+    Embedding,
     Emission,
     Ended,
     Event,
@@ -60,10 +64,20 @@ class Alone:
         events = self._events(token_ids, SamplingParams(num_prompt_logprobs=num_top, max_tokens=1))
         return [s for event in events if isinstance(event, PromptScored) for s in event.scores]
 
-    def _events(self, token_ids: list[int], params: SamplingParams) -> list[Event]:
+    def embedding(self, token_ids: list[int], pooling: str) -> NDArray[np.float32]:
+        """Not normalised."""
+        events = self._events(token_ids, SamplingParams(max_tokens=1), Pooling(pooling))
+        (found,) = [event for event in events if isinstance(event, Embedding)]
+        return np.frombuffer(found.vector, "<f4")
+
+    def _events(
+        self, token_ids: list[int], params: SamplingParams, pooling: Pooling | None = None
+    ) -> list[Event]:
         self._num_slots += 1
         name, choices = f"alone-{self._num_slots}", tuple(range(params.n))
-        spec = RequestSpec(name, token_ids, len(token_ids), bytes(32), params, choices)
+        spec = RequestSpec(
+            name, token_ids, len(token_ids), bytes(32), params, choices, pooling=pooling
+        )
         self._engine.handle(Submit(self._num_slots, spec))
         events: list[Event] = []
         while not any(isinstance(event, Ended) for event in events):

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 
 import grpc
+import numpy as np
 
 from paceline.core.errors import Unavailable
 from paceline.rpc.channel import make_server
@@ -22,6 +23,7 @@ SECRET = "a secret of the tests"
 UNFINISHED = common_pb2.FINISH_REASON_UNSPECIFIED
 LENGTH = common_pb2.FINISH_REASON_LENGTH
 STOP = common_pb2.FINISH_REASON_STOP
+HIDDEN_SIZE = 4
 
 
 @dataclass
@@ -161,6 +163,9 @@ class FakeRouter(RouterServiceServicer):
     ) -> None:
         reply = self.reply(submission.request)
         await asyncio.sleep(reply.delay_s)
+        if submission.request.WhichOneof("wanted") == "pooling" and reply.error is None:
+            outbox.put_nowait(RouterFrame(emissions=[_embedding(submission, reply)]))
+            return
         for part in reply.prompt_parts:
             scored = Emission(slot=submission.slot, prompt_logprobs=part)
             outbox.put_nowait(RouterFrame(emissions=[scored]))
@@ -209,6 +214,23 @@ async def _beat(outbox: "asyncio.Queue[RouterFrame | None]") -> None:
 def _given_back(submission: Submission) -> RouterFrame:
     error = common_pb2.Error(code=common_pb2.ERROR_CODE_UNAVAILABLE, message="given back")
     return RouterFrame(errors=[SlotError(slot=submission.slot, error=error, elsewhere=True)])
+
+
+def embedding_of(request: TokenRequest) -> list[float]:
+    """HIDDEN_SIZE numbers that tell prompts and poolings apart."""
+    ids = request.token_ids
+    return [float(len(ids)), float(sum(ids)), -float(request.pooling), 0.5]
+
+
+def _embedding(submission: Submission, reply: Reply) -> Emission:
+    return Emission(
+        slot=submission.slot,
+        finish=STOP,
+        num_cached_tokens=reply.num_cached_tokens,
+        prompt_times=reply.prompt_times,
+        placement=reply.placement,
+        embedding=np.asarray(embedding_of(submission.request), "<f4").tobytes(),
+    )
 
 
 def _emission(

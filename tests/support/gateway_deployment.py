@@ -14,7 +14,7 @@ from paceline.core.serving_digest import serving_digest
 from paceline.gateway.config import GatewayConfig
 from paceline.gateway.main import GatewayServer
 from paceline.v1.control_pb2 import ModelInfo
-from tests.support.fake_router_service import SECRET, FakeRouter
+from tests.support.fake_router_service import HIDDEN_SIZE, SECRET, FakeRouter
 from tests.support.gateway_client import until
 
 CONTEXT_LENGTH = 256
@@ -50,6 +50,7 @@ def model_info(model_dir: Path, **fields: Any) -> ModelInfo:
         "serving_digest": serving_digest(model_dir),
         "context_length": CONTEXT_LENGTH,
         "vocab_size": 260,
+        "hidden_size": HIDDEN_SIZE,
         **fields,
     }
     return ModelInfo(**described)

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class GenerateServiceStub:
-    """The public API: text or token ids in, a stream of text and token ids out.
+    """The public API: text or token ids in, a stream of text and token ids out, or vectors.
     Where keys are asked for: metadata "authorization: Bearer <key>".
     Errors are gRPC statuses; details carry a serialized Error in the trailer "paceline-error-bin".
     """
@@ -42,15 +42,26 @@ class GenerateServiceStub:
                 request_serializer=paceline_dot_v1_dot_generate__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_generate__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/paceline.v1.GenerateService/Embed',
+                request_serializer=paceline_dot_v1_dot_generate__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_generate__pb2.EmbedResponse.FromString,
+                _registered_method=True)
 
 
 class GenerateServiceServicer:
-    """The public API: text or token ids in, a stream of text and token ids out.
+    """The public API: text or token ids in, a stream of text and token ids out, or vectors.
     Where keys are asked for: metadata "authorization: Bearer <key>".
     Errors are gRPC statuses; details carry a serialized Error in the trailer "paceline-error-bin".
     """
 
     def Generate(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Embed(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -64,6 +75,11 @@ def add_GenerateServiceServicer_to_server(servicer, server):
                     request_deserializer=paceline_dot_v1_dot_generate__pb2.GenerateRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_generate__pb2.GenerateResponse.SerializeToString,
             ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=paceline_dot_v1_dot_generate__pb2.EmbedRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_generate__pb2.EmbedResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'paceline.v1.GenerateService', rpc_method_handlers)
@@ -73,7 +89,7 @@ def add_GenerateServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GenerateService:
-    """The public API: text or token ids in, a stream of text and token ids out.
+    """The public API: text or token ids in, a stream of text and token ids out, or vectors.
     Where keys are asked for: metadata "authorization: Bearer <key>".
     Errors are gRPC statuses; details carry a serialized Error in the trailer "paceline-error-bin".
     """
@@ -95,6 +111,33 @@ class GenerateService:
             '/paceline.v1.GenerateService/Generate',
             paceline_dot_v1_dot_generate__pb2.GenerateRequest.SerializeToString,
             paceline_dot_v1_dot_generate__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.GenerateService/Embed',
+            paceline_dot_v1_dot_generate__pb2.EmbedRequest.SerializeToString,
+            paceline_dot_v1_dot_generate__pb2.EmbedResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 import uvloop
 
-from paceline.client import AsyncClient, Client, Options, Part, Result
+from paceline.client import AsyncClient, Client, Embeddings, EmbedOptions, Options, Part, Result
 from paceline.client.options import request_of
 from paceline.core.errors import (
     ContextLengthExceeded,
@@ -26,8 +26,8 @@ from paceline.core.errors import (
 from paceline.core.finish import FinishReason
 from paceline.v1 import common_pb2
 from paceline.v1.common_pb2 import Error
-from paceline.v1.generate_pb2 import GenerateRequest
-from tests.support.fake_router_service import STOP, Reply, bytes_reply
+from paceline.v1.generate_pb2 import EmbedRequest, GenerateRequest
+from tests.support.fake_router_service import STOP, Reply, bytes_reply, embedding_of
 from tests.support.gateway_client import until
 from tests.support.gateway_deployment import Deployment, running
 from tests.support.key_file import entry, write
@@ -66,6 +66,17 @@ class Asked:
         def ask() -> Result:
             with Client(self._target, **self._settings) as client:
                 return client.generate(prompt, **options)
+
+        return await asyncio.to_thread(ask)
+
+    async def embed(self, inputs: Any, **options: Any) -> Embeddings:
+        if self._is_async:
+            async with AsyncClient(self._target, **self._settings) as client:
+                return await client.embed(inputs, **options)
+
+        def ask() -> Embeddings:
+            with Client(self._target, **self._settings) as client:
+                return client.embed(inputs, **options)
 
         return await asyncio.to_thread(ask)
 
@@ -188,6 +199,47 @@ async def test_a_key_is_sent(deployment: Deployment, tmp_path: Path, is_async: b
         for settings in ({}, {"api_key": "sk-other"}):
             with pytest.raises(InvalidApiKey):
                 await Asked(is_async, target(own), **settings).generate()
+
+
+EMBED_OPTIONS: EmbedOptions = {
+    "pooling": "mean",
+    "normalize": False,
+    "dimensions": 3,
+    "priority": -2,
+    "cache_salt": "s",
+}
+
+
+async def test_inputs_become_vectors(asked: Asked, deployment: Deployment) -> None:
+    made = await asked.embed(["Hi", [97, 98, 99]], **EMBED_OPTIONS)
+    requests = [submission.request for submission in deployment.router.submissions]
+    assert made.vectors == [embedding_of(request)[:3] for request in requests]
+    assert (made.num_prompt_tokens, made.num_cached_tokens) == (5, 0)
+    for request in requests:
+        assert request.pooling == common_pb2.POOLING_MEAN
+        assert (request.priority, request.cache_salt) == (-2, "s")
+    assert set(EMBED_OPTIONS) | {"model", "inputs"} == set(EmbedRequest.DESCRIPTOR.fields_by_name)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "field"),
+    [
+        ("Hi", {}, "inputs"),
+        ([b"Hi"], {}, "inputs"),
+        ([], {}, "inputs"),
+        ([""], {}, "input"),
+        (["Hi"], {"dimensions": 99}, "dimensions"),
+        (["Hi"], {"dimensions": -1}, "dimensions"),
+        (["Hi"], {"pooling": "max"}, "pooling"),
+        (["Hi"], {"size": 3}, "size"),
+    ],
+)
+async def test_wrong_inputs_and_options_are_named(
+    asked: Asked, inputs: Any, options: Any, field: str
+) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        await asked.embed(inputs, **options)
+    assert raised.value.field == field
 
 
 async def test_it_knows_every_field_of_the_message() -> None:

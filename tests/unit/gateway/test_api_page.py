@@ -20,10 +20,11 @@ from paceline.gateway.openai_types import (
     NEUTRAL,
     ChatRequest,
     CompletionRequest,
+    EmbeddingRequest,
     _Ignored,
 )
 from paceline.router.config import RouterConfig
-from paceline.v1.generate_pb2 import GenerateRequest
+from paceline.v1.generate_pb2 import EmbedRequest, GenerateRequest
 from tests.support.gateway_deployment import Deployment
 
 PAGE = (Path(__file__).parents[3] / "docs/api.md").read_text()
@@ -55,6 +56,15 @@ def test_every_field_is_served_ignored_or_refused() -> None:
     assert found["ignored"] == set(_Ignored.__struct_fields__)
     assert found["refused"] == set(CHAT_NEUTRAL)
     assert served == (chat | completion) - found["ignored"] - set(NEUTRAL)
+
+
+def test_every_field_of_embeddings_is_named() -> None:
+    heads = [row[0] for row in rows("Embeddings")]
+    served = {name for head in heads for name in names(head)}
+    assert served | set(_Ignored.__struct_fields__) == set(EmbeddingRequest.__struct_fields__)
+    over_grpc = {name for head in heads if "HTTP" not in head for name in names(head)}
+    fields = set(EmbedRequest.DESCRIPTOR.fields_by_name)
+    assert {"inputs" if name == "input" else name for name in over_grpc} == fields
 
 
 def test_grpc_has_every_served_field_or_the_page_says_not() -> None:

@@ -11,7 +11,7 @@ from starlette.routing import Route
 from paceline.gateway import answer_types as answers
 from paceline.gateway.app import make_app
 from paceline.gateway.http_limits import MAX_HEAD_BYTES
-from paceline.gateway.openai_types import ChatRequest, CompletionRequest
+from paceline.gateway.openai_types import ChatRequest, CompletionRequest, EmbeddingRequest
 from paceline.gateway.openapi import document
 from paceline.v1.common_pb2 import ERROR_CODE_INTERNAL, Error
 from tests.support.fake_router_service import Reply
@@ -22,6 +22,7 @@ from tests.support.key_file import entry, write
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 EVERYTHING = {"x-paceline-timing": "1", "x-paceline-statistics": "1"}
+EMBEDDED = {"model": "mock", "input": ["Hi", "Ho"]}
 HI = [{"role": "user", "content": "Hi"}]
 
 
@@ -39,8 +40,12 @@ async def test_the_document_names_every_route(deployment: Deployment) -> None:
 
 
 async def test_what_a_body_may_hold_is_that_of_the_types_and_settings(model_dir: Path) -> None:
-    config = gateway_config(model_dir, "x:1", max_stop_strings=3, max_prompts=5)
+    limits = {"max_stop_strings": 3, "max_prompts": 5, "max_embedding_inputs": 7}
+    config = gateway_config(model_dir, "x:1", **limits)
     schemas = document(config)["components"]["schemas"]
+    embedding = schemas["EmbeddingRequest"]["properties"]
+    assert set(embedding) == set(EmbeddingRequest.__struct_fields__)
+    assert [form.get("maxItems") for form in embedding["input"]["anyOf"]] == [None, 7, None, 7]
     for kind in (ChatRequest, CompletionRequest):
         properties = schemas[kind.__name__]["properties"]
         assert set(properties) == set(kind.__struct_fields__)
@@ -122,6 +127,11 @@ async def test_other_answers_and_errors_are_of_their_types(deployment: Deploymen
         (await get("/v1/models/mock"), answers.ModelCard),
         (await get("/v1/models/none"), answers.ErrorBody),
         (await get("/v1/none"), answers.ErrorBody),
+        (await post("/v1/embeddings", json=EMBEDDED), answers.EmbeddingList),
+        (
+            await post("/v1/embeddings", json={**EMBEDDED, "encoding_format": "base64"}),
+            answers.EmbeddingList,
+        ),
         (await post("/tokenize", json=text), answers.Tokens),
         (await post("/detokenize", json={"tokens": [72]}), answers.DetokenizedText),
         (await post("/v1/completions", json={}), answers.ErrorBody),

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from paceline.core.errors import (
@@ -135,6 +136,22 @@ def test_the_example_runs(llm: LLM, model: Path, capsys: pytest.CaptureFixture[s
     prompts = ["The capital of France is", "Red and"]
     expected = llm.generate(prompts, temperature=0)
     assert capsys.readouterr().out == "".join(f"{result.text}\n" for result in expected)
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_inputs_become_vectors(llm: LLM, alone: Alone, pooling: Any) -> None:
+    inputs = [[(5 * i + k) % 250 for k in range(length)] for i, length in enumerate((1, 40, 256))]
+    made = llm.embed(inputs, pooling=pooling, normalize=False)
+    for vector, token_ids in zip(made.vectors, inputs, strict=True):
+        np.testing.assert_allclose(vector, alone.embedding(token_ids, pooling), rtol=1e-5)
+    assert made.num_prompt_tokens == 297
+    unit = np.asarray(llm.embed(inputs, pooling=pooling, dimensions=2).vectors)
+    np.testing.assert_allclose(np.linalg.norm(unit, axis=1), 1, rtol=1e-6)
+    assert unit.shape == (3, 2) and llm.embed([]).vectors == []
+    with pytest.raises(ContextLengthExceeded):
+        llm.embed([[1] * 257])
+    with pytest.raises(InvalidRequest):
+        llm.embed("text")
 
 
 def test_an_empty_list_is_answered_by_one(llm: LLM) -> None:
