@@ -45,6 +45,11 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
             "bad_words": ["x"],
         },
     ),
+    ("/v1/embeddings", {"model": "mock", "input": ["Hi", "a"], "dimensions": 3}),
+    (
+        "/v1/embeddings",
+        {"model": "mock", "input": [1, 2], "encoding_format": "base64", "pooling": "mean"},
+    ),
     ("/tokenize", {"messages": HI, "add_generation_prompt": True}),
     ("/tokenize", {"prompt": "Hi", "return_token_strs": True}),
     ("/detokenize", {"tokens": [72, 105, 257]}),
