@@ -11,7 +11,7 @@ import pytest
 
 from paceline.gateway.main import GatewayServer
 from paceline.v1.common_pb2 import TokenRequest
-from tests.support.fake_router_service import FakeRouter, Reply, bytes_reply
+from tests.support.fake_router_service import FakeRouter, Reply, bytes_reply, embedding_of
 from tests.support.gateway_client import until as until_within
 from tests.support.gateway_deployment import gateway_config, model_info, running
 
@@ -206,3 +206,17 @@ async def gateway(model_dir: Path, *routers: str) -> AsyncIterator[GatewayServer
     finally:
         await server.drain()
         await server.stop()
+
+
+async def test_embeddings_are_made_by_another_router_when_theirs_dies(model_dir: Path) -> None:
+    async with two_routers(model_dir) as (deployment, old, new):
+        old.reply = lambda request: Reply([], delay_s=30)
+        body = {"model": "mock", "input": ["one", "three"], "normalize": False}
+        work = asyncio.create_task(deployment.http.post("/v1/embeddings", json=body))
+        await until(lambda: len(old.submissions) == 2)
+        old.cut()
+        answer = await work
+        assert answer.status_code == 200, answer.text
+        found = [item["embedding"] for item in answer.json()["data"]]
+        assert found == [embedding_of(one.request) for one in old.submissions]
+        assert [one.request.epoch for one in new.submissions] == [1, 1]
