@@ -7,6 +7,7 @@ connect ─ first models ─ open ─ draining: no new requests ─ the last one
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 import grpc
@@ -115,7 +116,8 @@ class RouterLink:
         """Serves the stream until it ends."""
         address = self.address
         # Of its own: at the same address another router may be, behind a name of Kubernetes.
-        async with connect(address.target, authority=address.endpoint, is_shared=False) as channel:
+        own = partial(connect, is_shared=False, connect_s=self._silence_s)
+        async with own(address.target, authority=address.endpoint) as channel:
             token = caller_token.metadata(self._secret)
             call: _Call = RouterServiceStub(channel).Attach(metadata=token)  # type: ignore[no-untyped-call]
             try:

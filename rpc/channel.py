@@ -6,6 +6,7 @@ from paceline.rpc.edge import Edge
 
 MAX_CALLS = 8192  # under way at a server; a worker's own bounds (slots, pins) are far below
 HANDSHAKE_MS = 5000  # a connection that says less holds up the stop of a server so long
+CONNECT_S = 0.1  # gRPC gives a connection up that is not made by then
 MAX_MESSAGE_BYTES = 16 << 20  # 128k tokens with keys fit; nothing legal is larger
 
 _OPTIONS = [
@@ -16,7 +17,7 @@ _OPTIONS = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", round(1000 * CONNECT_S)),
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
 _SERVER_OPTIONS = [
@@ -29,15 +30,18 @@ _SERVER_OPTIONS = [
 ]
 
 
-def connect(endpoint: str, *, authority: str = "", is_shared: bool = True) -> grpc.aio.Channel:
+def connect(
+    endpoint: str, *, authority: str = "", is_shared: bool = True, connect_s: float = CONNECT_S
+) -> grpc.aio.Channel:
     """A channel to `host:port`. Use one a peer, for as long as the peer lives. `authority`: the
-    name whose address this is; `is_shared`: may use a connection of another channel to it."""
-    options: list[tuple[str, int | str]] = [*_OPTIONS]
-    if not is_shared:
-        options.append(("grpc.use_local_subchannel_pool", 1))
+    name whose address this is; `is_shared`: may use a connection of another channel to it.
+    `connect_s`: how long the peer may take to take the connection."""
+    options: dict[str, int | str] = dict(_OPTIONS)
+    options["grpc.use_local_subchannel_pool"] = int(not is_shared)
+    options["grpc.min_reconnect_backoff_ms"] = round(connect_s * 1000)
     if authority:
-        options.append(("grpc.default_authority", authority))
-    return grpc.aio.insecure_channel(endpoint, options=options)
+        options["grpc.default_authority"] = authority
+    return grpc.aio.insecure_channel(endpoint, options=list(options.items()))
 
 
 def connect_blocking(endpoint: str) -> grpc.Channel:

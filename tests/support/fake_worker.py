@@ -71,6 +71,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.cluster = cluster
         self.digest = DIGEST
         self.context_length = 8192
+        self.hello_s = 0.0  # before the first frame of a stream
         self.step_s = 0.005
         self.prefill_s = 0.0
         self.handoff_s = 0.0
@@ -147,6 +148,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.streams.append(stream)
         reader = asyncio.create_task(self._read(request_iterator, stream))
         try:
+            await asyncio.sleep(self.hello_s)
             yield worker_pb2.WorkerFrame(info=self.info, load=self._load())
             while (frame := await stream.frames.get()) is not None:
                 if not self.silent:

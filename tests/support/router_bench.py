@@ -35,8 +35,10 @@ class Answer:
         self.times: list[float] = []
         self.finished: set[int] = set()
         self.error: common_pb2.Error | None = None
+        self.is_given_back = False
         self.num_ends = 0
         self.num_choices = 1
+        self.request = common_pb2.TokenRequest()
         self.last: common_pb2.Emission | None = None
 
     @property
@@ -73,6 +75,8 @@ class Client:
         self.call = control_pb2_grpc.RouterServiceStub(self._channel).Attach(metadata=token)
         self.answers: dict[int, Answer] = {}
         self.models: list[control_pb2.ModelInfo] = []
+        self.knows_models = False
+        self.is_told_to_leave = False
         self.num_frames = 0
         self._seeds = itertools.count(1)
         self._write_lock = asyncio.Lock()  # a call takes one write at a time
@@ -84,8 +88,21 @@ class Client:
         seed = next(self._seeds)
         answer = self.answers[seed] = Answer(fields.pop("slot", seed), seed)
         answer.num_choices = n
-        request = make_request(seed, num_prompt, max_tokens, n, **fields)
+        request = answer.request = make_request(seed, num_prompt, max_tokens, n, **fields)
         submit = control_pb2.SubmitRequest(slot=answer.slot, request=request)
+        await self._write(control_pb2.GatewayFrame(submit=submit))
+        return answer
+
+    async def go_on(self, begun: Answer, epoch: int) -> Answer:
+        """With a request that this or another router has begun, after the tokens so far."""
+        slot, tokens = next(self._seeds), list(begun.tokens[0])
+        answer = self.answers[slot] = Answer(slot, begun.seed)
+        answer.tokens[0] = list(tokens)
+        again = common_pb2.TokenRequest()
+        again.CopyFrom(begun.request)
+        again.epoch = epoch
+        again.token_ids.extend(tokens)
+        submit = control_pb2.SubmitRequest(slot=slot, request=again)
         await self._write(control_pb2.GatewayFrame(submit=submit))
         return answer
 
@@ -115,7 +132,10 @@ class Client:
             for failed in frame.errors:
                 answer = self.answers[failed.slot]
                 answer.error = failed.error
+                answer.is_given_back = failed.elsewhere
                 answer.num_ends += 1
+            self.is_told_to_leave |= frame.draining
+            self.knows_models |= frame.models_changed
             if frame.models_changed:
                 self.models = list(frame.models)
 
@@ -194,10 +214,11 @@ class Bench:
 
         await until(is_up)
 
-    async def client(self) -> Client:
+    async def client(self, *, is_heard: bool = True) -> Client:
         client = Client(self.router.port)
         self.clients.append(client)
-        await until(lambda: client.num_frames)
+        if is_heard:
+            await until(lambda: client.num_frames)
         return client
 
     async def check_idle(self) -> None:
