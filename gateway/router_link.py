@@ -7,7 +7,6 @@ connect ─ first models ─ open ─ draining: no new requests ─ the last one
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from functools import partial
 from typing import Protocol
 
 import grpc
@@ -116,8 +115,12 @@ class RouterLink:
         """Serves the stream until it ends."""
         address = self.address
         # Of its own: at the same address another router may be, behind a name of Kubernetes.
-        own = partial(connect, is_shared=False, connect_s=self._silence_s)
-        async with own(address.target, authority=address.endpoint) as channel:
+        async with connect(
+            address.target,
+            authority=address.endpoint,
+            is_shared=False,
+            connect_s=self._silence_s,
+        ) as channel:
             token = caller_token.metadata(self._secret)
             call: _Call = RouterServiceStub(channel).Attach(metadata=token)  # type: ignore[no-untyped-call]
             try:
@@ -130,6 +133,7 @@ class RouterLink:
             except Exception:  # of ours; it costs this stream and no more
                 logger.exception("router_link_failed", router=address.endpoint)
             finally:
+                self._leave()
                 call.cancel()
 
     async def _serve(self, call: _Call, silence: asyncio.Timeout) -> None:

@@ -15,7 +15,7 @@ from tests.support.fake_router_service import FakeRouter, Reply, bytes_reply, em
 from tests.support.gateway_client import until as until_within
 from tests.support.gateway_deployment import gateway_config, model_info, running
 
-TEXT = "text that takes a while"
+TEXT = "takes a while"
 
 
 async def until(holds: Callable[[], bool]) -> float:
