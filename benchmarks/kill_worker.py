@@ -1,9 +1,10 @@
-"""A worker that dies costs its clients a short pause, never a token.
+"""A worker or router that dies costs its clients a short pause, never a token.
 
-Two prefill and two decode workers. While streams run, one prefill worker's processes are killed
-with signal 9, then one decode worker's. Every stream must end, with the tokens of the same request
-in an undisturbed run; `longest_pause_s` is the longest wait for a token in any stream, measured at
-the client (the wait for the first one included).
+Two prefill and two decode workers, two routers. While streams run, one prefill worker's processes
+are killed with signal 9, then one decode worker's, then the router that is in use. Every stream
+must end, with the tokens of the same request in an undisturbed run; `longest_pause_s` is the
+longest wait for a token in any stream, measured at the client (the wait for the first one
+included).
 """
 
 import asyncio
@@ -23,6 +24,7 @@ from benchmarks.loadgen import TIMING, Call, send_all
 from paceline.cli.cluster import Cluster
 
 SEED = 11
+VICTIMS = {"prefill": "prefill-0", "decode": "decode-0", "router": "router"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,26 +88,27 @@ def num_differing(answers: list[Answer], undisturbed: list[Answer]) -> int:
 
 
 def measure_on(model: Path, load: Load) -> dict[str, float]:
-    """One undisturbed run, then one in which a prefill and one in which a decode worker dies."""
+    """One undisturbed run, then one for each victim."""
     sent = calls(model, load)
     figures: dict[str, float] = {"failed": 0, "differing": 0, "longest_pause_s": 0.0}
     workers = {"num_threads": 1}
-    with deployment(model, prefill=2, decode=2, worker=workers) as cluster:
+    counts = {"prefill": 2, "decode": 2, "routers": 2}
+    with deployment(model, **counts, worker=workers) as cluster:
         show(f"{load.num_streams} streams of {model.name}, undisturbed")
         undisturbed = asyncio.run(send_all(cluster.base_url, sent, len(sent)))
         figures["failed_undisturbed"] = sum(not answer.is_complete for answer in undisturbed)
         figures["undisturbed_pause_s"] = round(max(map(pause_s, undisturbed)), 3)
-    for role in ("prefill", "decode"):
-        with deployment(model, prefill=2, decode=2, worker=workers) as cluster:
-            show(f"{load.num_streams} streams, kill -9 of {role}-0")
-            answers = asyncio.run(run_and_kill(cluster, sent, f"{role}-0", load.kill_after_s))
+    for role, victim in VICTIMS.items():
+        with deployment(model, **counts, worker=workers) as cluster:
+            show(f"{load.num_streams} streams, kill -9 of {victim}")
+            answers = asyncio.run(run_and_kill(cluster, sent, victim, load.kill_after_s))
         for answer in answers:
             if not answer.is_complete:
                 show(f"failed: {answer.status} {answer.error}")
         figures["failed"] += sum(not answer.is_complete for answer in answers)
         figures["differing"] += num_differing(answers, undisturbed)
         figures[f"pause_{role}_s"] = round(max(map(pause_s, answers)), 3)
-    figures["longest_pause_s"] = max(figures["pause_prefill_s"], figures["pause_decode_s"])
+    figures["longest_pause_s"] = max(figures[f"pause_{role}_s"] for role in VICTIMS)
     return figures
 
 
