@@ -31,6 +31,7 @@ def test_a_taken_port_is_said_before_anything_starts(model: Path, run_dir: Path)
         ({"model": Path("/nonexistent")}, "there is no such folder; nothing is downloaded"),
         ({"decode": 0}, "decode=0: must lie between 1 and 64"),
         ({"prefill": -1}, "prefill=-1: must lie between 0 and 64"),
+        ({"routers": 0}, "routers=0: must lie between 1 and 8"),
         ({"port": 65536}, "port=65536: must lie"),
         ({"port": 8000, "grpc_port": 8000}, "grpc_port=8000: must differ from port"),
         ({"secret": "short"}, "secret='…': set PACELINE_UP_SECRET to .* at least 16 bytes"),
@@ -61,6 +62,11 @@ def test_a_folder_that_is_no_model_is_named(model: Path, name: str) -> None:
 def test_settings_reach_the_workers_only_when_given(model: Path) -> None:
     spec = UpConfig(model=model, transport="tcp", num_threads=1).spec()
     assert spec.settings["decode"] == {"transports": "tcp", "num_threads": 1}
+
+
+def test_as_many_routers_as_asked_for(model: Path) -> None:
+    assert UpConfig(model=model).spec().routers == 1
+    assert UpConfig(model=model, routers=3).spec().routers == 3
 
 
 def test_the_shown_curl_is_a_valid_request(model: Path) -> None:
