@@ -76,7 +76,7 @@ class Cluster:
         self.redis_url = spec.redis_url
         self._show = show
         self._cancelled = threading.Event()
-        self._grpc_port = 0
+        self._grpc_port = self._operator_port = 0
         self._router_endpoints: list[str] = []
         self._next_number = {"prefill": 0, "decode": 0}
         self._mark = secrets.token_hex(3)  # of our workers at a Redis that others use, too
@@ -93,6 +93,11 @@ class Cluster:
     def grpc_endpoint(self) -> str:
         """Of the gateway's GenerateService."""
         return str(ProbeUrl(self.urls["gateway"].host, self._grpc_port)).removeprefix("http://")
+
+    @property
+    def operator_url(self) -> str:
+        """Of the gateway's pages for operators: /debug/requests."""
+        return f"http://127.0.0.1:{self._operator_port}"
 
     @property
     def folder(self) -> RunFolder:
@@ -256,8 +261,10 @@ class Cluster:
     def _start_gateway(self) -> None:
         host = self.spec.host
         self._grpc_port = self.spec.grpc_port or free_port(host)
+        self._operator_port = free_port("127.0.0.1")
         settings = {
             "host": host,
+            "operator_address": f"127.0.0.1:{self._operator_port}",
             "port": self.spec.port or free_port(host),
             "grpc_port": self._grpc_port,
             "model": self.spec.model,

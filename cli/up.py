@@ -19,6 +19,7 @@ from paceline.cli.ports import check_free, listen_error
 from paceline.cli.roles import Settings
 from paceline.core.config import check_secret, setting
 from paceline.core.errors import Cancelled, ConfigError
+from paceline.core.tracing import check_endpoint
 from paceline.kv_transfer import registry
 
 MAX_WORKERS = 64
@@ -51,6 +52,9 @@ class UpConfig:
     quantization: str = setting("", "Of the workers, int8 or int4; empty: their own setting.")
     num_threads: int = setting(0, "Compute threads of each worker; 0: their own setting.")
     pool_mib: int = setting(0, "Page pool of each worker in MiB; 0: their own setting.")
+    otlp_endpoint: str = setting(
+        "", "Collector of traces for all services, http://host:4317; empty: their own setting."
+    )
     secret: str = setting("", "Secret of the deployment; empty: one is drawn.", secret=True)
     run_dir: str = setting("", "Parent of the private folder for logs; empty: the system's.")
     ready_timeout_s: float = setting(180.0, "How long everything may take to become ready.")
@@ -58,6 +62,7 @@ class UpConfig:
     def __post_init__(self) -> None:
         check_model(self.model)
         check_transport(self.transport)
+        check_endpoint("otlp_endpoint", self.otlp_endpoint)
         if self.secret:
             check_secret(self.secret, self.env_prefix)
         for name in ("prefill", "decode"):
@@ -90,7 +95,10 @@ class UpConfig:
         for name in ("device", "quantization", "num_threads", "pool_mib"):
             if value := getattr(self, name):
                 worker[name] = value
+        traces = {"otlp_endpoint": self.otlp_endpoint} if self.otlp_endpoint else {}
+        worker |= traces
         settings: dict[str, Settings] = {"prefill": worker, "decode": worker}
+        settings |= {"router": traces, "gateway": traces}
         return ClusterSpec(
             model=self.model.absolute(),
             prefill=self.prefill,

@@ -92,6 +92,15 @@ _COUNT_BUCKETS = (1, 2, 4, 8, 16)
 # all services
 SERVICE_INFO = Metric("gauge", "paceline_service_info", "1.", ("service", "version"))
 
+TRACE_SPANS_EXPORTED = Metric(
+    "counter", "paceline_trace_spans_exported_total", "Spans that the collector has taken."
+)
+TRACE_SPANS_DROPPED = Metric(
+    "counter",
+    "paceline_trace_spans_dropped_total",
+    "Spans that the collector did not take in time. Where traces are on, like the one above.",
+)
+
 # gateway; first vLLM's
 TTFT = Metric(
     "histogram",

@@ -9,10 +9,10 @@ import asyncio
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 
-from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client import REGISTRY, CollectorRegistry
 
 from paceline.core.errors import ConfigError
+from paceline.core.exposition import exposition
 
 MAX_HEADER_BYTES = 8192
 MAX_CONNECTIONS = 256  # more than arrive at once: the backlog is 100
@@ -128,8 +128,8 @@ class ProbeServer:
             status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
             return _text(status, "\n".join(reasons) or "ok")
         if path == b"/metrics":
-            text = await asyncio.to_thread(generate_latest, self._registry)
-            return HTTPStatus.OK, CONTENT_TYPE_PLAIN_0_0_4, text
+            accept = _header(head, b"accept")
+            return HTTPStatus.OK, *await asyncio.to_thread(exposition, self._registry, accept)
         if page := self._pages.get(path):
             return HTTPStatus.OK, "application/json", page()
         return _text(HTTPStatus.NOT_FOUND, "not found")
@@ -144,6 +144,15 @@ async def _read_head(reader: asyncio.StreamReader) -> bytes | None:
         return head
     except asyncio.LimitOverrunError:
         return None
+
+
+def _header(head: bytes, name: bytes) -> str:
+    """Of a request; empty: it has none."""
+    for line in head.split(b"\r\n")[1:]:
+        key, _, value = line.partition(b":")
+        if key.strip().lower() == name:
+            return value.decode("latin-1")
+    return ""
 
 
 def _text(status: HTTPStatus, text: str) -> Answer:

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from paceline.core.config import check_secret, setting
 from paceline.core.errors import ConfigError
+from paceline.core.tracing import check_endpoint
 from paceline.rpc.beats import MAX_BEAT_S
 
 
@@ -35,6 +36,12 @@ class GatewayConfig:
     )
     api_keys: Path = setting(
         Path(), "File of tenants and digests of their API keys; none: nobody is asked for a key."
+    )
+    otlp_endpoint: str = setting(
+        "", "Collector of traces that speaks OTLP over gRPC, http://host:4317; empty: none."
+    )
+    trace_ratio: float = setting(
+        1.0, "Share of the requests that are traced, of those whose callers send no traceparent."
     )
     router_silence_s: float = setting(
         3.0, "A router not heard of for so long is left for the next; it beats every second."
@@ -97,13 +104,17 @@ class GatewayConfig:
             raise ConfigError("router", self.router, "name at least one router as host:port")
         for endpoint in self.router:
             _check_endpoint("router", endpoint)
+        check_endpoint("otlp_endpoint", self.otlp_endpoint)
+        ratio = self.trace_ratio
+        ConfigError.check("trace_ratio", ratio, 0 <= ratio <= 1, "must lie between 0 and 1")
         if self.operator_address:
             _check_endpoint("operator_address", self.operator_address)
         self._check_positive()
 
     def _check_positive(self) -> None:
         for name, value in vars(self).items():
-            if isinstance(value, int | float) and "port" not in name and not value > 0:
+            may_be_0 = name in ("port", "grpc_port", "trace_ratio")
+            if isinstance(value, int | float) and not may_be_0 and not value > 0:
                 raise ConfigError(name, value, "must be positive")
 
 

@@ -90,6 +90,7 @@ class EmbeddingRun:
         while len(self._running) < MAX_AT_ONCE and (following := next(waiting, None)) is not None:
             index, job = following
             request = embedding_request(job, self._deadline.left_s())
+            request.traceparent = self.record.span.traceparent
             self._running[self._router.submit(request, self._mailbox)] = index
             if len(self.record.request_ids) < MAX_NAMED:
                 self.record.request_ids.append(request.request_id)

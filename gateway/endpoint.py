@@ -77,7 +77,8 @@ class GeneratingEndpoint(Endpoint[S]):
     async def _answer(self, exchange: Exchange, request: S) -> None:
         has_timing = exchange.header(b"x-paceline-timing") is not None
         has_statistics = exchange.header(b"x-paceline-statistics") is not None
-        caller = Caller(exchange.tenant, Origin(self._operation), has_timing, has_statistics)
+        origin = Origin(self._operation, exchange.traceparent)
+        caller = Caller(exchange.tenant, origin, has_timing, has_statistics)
         await exchange.run(self._prepare(self._serving, request, caller), exchange.generate)
 
 
@@ -95,6 +96,10 @@ class JsonEndpoint(Endpoint[B]):
 class EmbeddingEndpoint(Endpoint[EmbeddingRequest]):
     async def _answer(self, exchange: Exchange, request: EmbeddingRequest) -> None:
         work = embeddings.answer(
-            self._serving, request, exchange.tenant, exchange.deadline, Origin("embeddings")
+            self._serving,
+            request,
+            exchange.tenant,
+            exchange.deadline,
+            Origin("embeddings", exchange.traceparent),
         )
         await exchange.run(work, exchange.reply)

@@ -58,6 +58,11 @@ class Exchange:
                 return bytes(value)
         return None
 
+    @property
+    def traceparent(self) -> str:
+        """The caller's, unchecked."""
+        return (self.header(b"traceparent") or b"").decode("latin-1")
+
     async def read(self, decoder: "msgspec.json.Decoder[B]") -> B:
         """The body. Raises InvalidRequest, or Cancelled when the client leaves."""
         limits = self._serving.http_limits

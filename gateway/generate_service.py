@@ -10,6 +10,7 @@ from paceline.core.errors import ErrorCode, PacelineError
 from paceline.gateway.deadline import Deadline
 from paceline.gateway.embed_call import embed
 from paceline.gateway.generate_call import responses
+from paceline.gateway.request_log import Origin
 from paceline.gateway.serving import Serving
 from paceline.gateway.tenants import Tenant
 from paceline.v1.generate_pb2 import (
@@ -51,7 +52,8 @@ class GenerateService(GenerateServiceServicer):
         self, request: GenerateRequest, context: _Context
     ) -> AsyncIterator[GenerateResponse]:
         deadline, tenant = self._deadline(context), self._tenant(context)
-        async with aclosing(responses(self._serving, request, tenant, deadline)) as found:
+        origin = Origin(traceparent=_metadata(context, "traceparent").decode("latin-1"))
+        async with aclosing(responses(self._serving, request, tenant, deadline, origin)) as found:
             async for response in found:
                 yield response
 
@@ -60,12 +62,16 @@ class GenerateService(GenerateServiceServicer):
         return await embed(self._serving, request, tenant, deadline)
 
     def _tenant(self, context: _Context) -> Tenant:
-        given: Any = dict(context.invocation_metadata() or ()).get("authorization")
-        key = given.encode() if isinstance(given, str) else given
-        return self._serving.authentication.tenant_of(key)
+        return self._serving.authentication.tenant_of(_metadata(context, "authorization") or None)
 
     def _deadline(self, context: _Context) -> Deadline:
         """The call's own, within the gateway's."""
         remaining_s = context.time_remaining()
         limit_s = self._serving.config.request_timeout_s
         return Deadline(limit_s if remaining_s is None else min(limit_s, remaining_s))
+
+
+def _metadata(context: _Context, name: str) -> bytes:
+    """Of a call; empty: none."""
+    given: Any = dict(context.invocation_metadata() or ()).get(name, b"")
+    return given.encode() if isinstance(given, str) else bytes(given)

@@ -65,6 +65,7 @@ class Generation:
         self._has_statistics = has_statistics
         self._record = record
         self._times = record.times
+        self._exemplar: dict[str, str] | None = None  # of the first gap of an attempt
         self._failure: PacelineError | None = None
         self.num_prompt_tokens = 0
 
@@ -87,6 +88,7 @@ class Generation:
         for job in jobs:
             running = _Running(self._choices(job))
             request = token_request(job, left_s)
+            request.traceparent = self._record.span.traceparent
             slot = self._router.submit(request, self._mailbox)
             self._record.request_ids.append(request.request_id)
             self._running[slot] = running
@@ -219,18 +221,20 @@ class Generation:
             self._router.cancel(emission.slot, [emission.choice])
 
     def _observe(self, choice: Choice, running: _Running, emission: Emission, now: float) -> None:
+        if emission.HasField("placement"):
+            self._record.placements.append(emission.placement)
+            self._exemplar = self._record.exemplar
         if choice.num_tokens == 0:
             running.num_cached = max(running.num_cached, emission.num_cached_tokens)
-            self._metrics.ttft.observe(now - self._deadline.started_s)
+            self._metrics.ttft.observe(now - self._deadline.started_s, self._exemplar)
             self._times.first(emission, now)
         else:
             waited_s = now - choice.last_emission_s
-            self._metrics.inter_token.observe(waited_s)
+            self._metrics.inter_token.observe(waited_s, self._exemplar)
+            self._exemplar = None
             if emission.pull_us:
                 self._times.pulled(emission.pull_us, waited_s)
         choice.last_emission_s = now
-        if emission.HasField("placement"):
-            self._record.placements.append(emission.placement)
 
     def _count_end(self) -> None:
         for running in self._running.values():

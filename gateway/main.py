@@ -66,6 +66,7 @@ class GatewayServer:
 
     async def stop(self) -> None:
         self.serving.prompts.close()
+        await asyncio.to_thread(self.serving.tracing.close)
         await self.serving.authentication.stop()
         await self.serving.router.stop()
         if self._operators is not None:

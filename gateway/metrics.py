@@ -2,7 +2,7 @@
 
 import time
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 
 from paceline import __version__
 from paceline.core import metrics as names
@@ -49,10 +49,6 @@ class GatewayMetrics:
         for reason in ("drained", "lost"):
             self.moved.labels(reason)
         self._models: dict[str, ModelMetrics] = {}
-
-    def text(self) -> bytes:
-        """Prometheus' text format."""
-        return generate_latest(self.registry)
 
     def for_model(self, model_name: str) -> "ModelMetrics":
         """Of a model that workers serve. Beyond MAX_MODELS they share one name."""

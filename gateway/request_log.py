@@ -11,6 +11,8 @@ from typing import Any
 
 import orjson
 
+from paceline.core import tracing
+from paceline.core.tracing import NO_SPAN, Attributes, Span, Tracing, Value
 from paceline.gateway.statistics import RequestTimes
 from paceline.v1.common_pb2 import Placement
 
@@ -27,6 +29,7 @@ class Origin:
     """How a request came in."""
 
     operation: str = "text_completion"  # as OpenTelemetry names it; or "chat"
+    traceparent: str = ""  # the caller's, unchecked
 
 
 class RequestRecord:
@@ -42,6 +45,7 @@ class RequestRecord:
         "outcome",
         "placements",
         "request_ids",
+        "span",
         "tenant",
         "times",
     )
@@ -56,12 +60,14 @@ class RequestRecord:
         self.num_cached_tokens = self.num_output_tokens = 0
         self.placements: deque[Placement] = deque(maxlen=MAX_PLACEMENTS)
         self.outcome = RUNNING  # then COMPLETED, or the code of an error
+        self.span: Span = NO_SPAN
 
     def fields(self, now_s: float) -> Fields:
         """As JSON."""
         times = self.times
         return {
             "request_ids": self.request_ids,
+            "trace_id": self.span.trace_id,
             "operation": self.origin.operation,
             "model": self.model,
             "tenant": self.tenant,
@@ -79,6 +85,51 @@ class RequestRecord:
             "cached_tokens": self.num_cached_tokens,
             "output_tokens": self.num_output_tokens,
         }
+
+    @property
+    def exemplar(self) -> dict[str, str] | None:
+        """By which a metric points to the trace."""
+        return {"trace_id": self.span.trace_id} if self.span is not NO_SPAN else None
+
+    def begin_span(self, spans: Tracing, now_s: float) -> None:
+        """From the arrival on."""
+        if spans.is_on:
+            self.span = spans.start(
+                f"{self.origin.operation} {self.model}",
+                self.origin.traceparent,
+                began_ns=self._unix_ns(self.times.arrived_s, now_s),
+                is_entry=True,
+            )
+
+    def end_span(self, spans: Tracing, now_s: float) -> None:
+        if self.span is NO_SPAN:
+            return
+        times = self.times
+        if times.is_sent:
+            began, ended = (self._unix_ns(at_s, now_s) for at_s in (times.arrived_s, times.sent_s))
+            spans.record(tracing.PREPARE, self.span.traceparent, began, ended)
+        failed = self.outcome != COMPLETED
+        self.span.end(self._attributes(), self.outcome if failed else "")
+
+    def _attributes(self) -> Attributes:
+        times = self.times
+        found: dict[str, Value] = {
+            tracing.OPERATION: self.origin.operation,
+            tracing.PROVIDER: "paceline",
+            tracing.MODEL: self.model,
+            tracing.NUM_CHOICES: self.num_choices,
+            tracing.INPUT_TOKENS: self.num_prompt_tokens,
+            tracing.CACHED_TOKENS: self.num_cached_tokens,
+            tracing.OUTPUT_TOKENS: self.num_output_tokens,
+            tracing.REQUEST_ID: tuple(self.request_ids),
+            tracing.TENANT: self.tenant,
+        }
+        if times.first_s is not None:
+            found[tracing.TTFT] = times.first_s - times.arrived_s
+        return found
+
+    def _unix_ns(self, at_s: float, now_s: float) -> int:
+        return time.time_ns() - round(1e9 * (now_s - at_s))
 
 
 class RequestLog:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import structlog
 
 from paceline.core.errors import InvalidRequest, ModelNotFound, Overloaded, Unavailable, shown
+from paceline.core.tracing import make_tracing
 from paceline.gateway.authentication import Authentication
 from paceline.gateway.config import GatewayConfig
 from paceline.gateway.deadline import Deadline
@@ -39,6 +40,9 @@ class Serving:
         self.text = TextModel(config)
         self.prompts = Prompts(self.text)
         self.metrics = GatewayMetrics()
+        self.tracing = make_tracing(
+            config.otlp_endpoint, "gateway", self.metrics.registry, new_traces=config.trace_ratio
+        )
         self.authentication = Authentication(
             config.api_keys, config.secret, self.metrics.key_file_valid
         )
@@ -145,7 +149,7 @@ class Serving:
             tenant.meter,
             self._mailbox(on_overflow),
             deadline,
-            _record(model, tenant, deadline, origin),
+            self._record(model, tenant, deadline, origin),
             has_statistics=has_statistics,
         )
         with self._running(generation):
@@ -162,7 +166,7 @@ class Serving:
             tenant.meter,
             self._mailbox(lambda: None),
             deadline,
-            _record(model, tenant, deadline, origin),
+            self._record(model, tenant, deadline, origin),
         )
         with self._running(run):
             yield run
@@ -180,7 +184,17 @@ class Serving:
         finally:
             run.close()
             del self._runs[run]
-            self._requests.ended(run.record.fields(now_s()))
+            record, now = run.record, now_s()
+            record.end_span(self.tracing, now)
+            self._requests.ended(record.fields(now))
+
+    def _record(
+        self, model: ModelInfo, tenant: Tenant, deadline: Deadline, origin: Origin
+    ) -> RequestRecord:
+        times = RequestTimes(deadline.started_s)
+        record = RequestRecord(origin, model.name, tenant.digest, times)
+        record.begin_span(self.tracing, now_s())
+        return record
 
     def _mailbox(self, on_overflow: Callable[[], object]) -> Mailbox:
         limits = self.config.max_pending_emissions, self.config.max_pending_bytes
@@ -199,8 +213,3 @@ class Serving:
             self._reported = reasons
             logger.info("readiness", ready=not reasons, reasons=reasons)
         self.on_change()
-
-
-def _record(model: ModelInfo, tenant: Tenant, deadline: Deadline, origin: Origin) -> RequestRecord:
-    times = RequestTimes(deadline.started_s)
-    return RequestRecord(origin, model.name, tenant.digest, times)

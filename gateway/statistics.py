@@ -19,16 +19,16 @@ class RequestTimes:
         "_prefill_us",
         "_pull_us",
         "_queue_us",
-        "_sent_s",
         "arrived_s",
         "first_s",
         "is_sent",
         "last_s",
         "second_token_s",
+        "sent_s",
     )
 
     def __init__(self, arrived_s: float) -> None:
-        self.arrived_s = self._sent_s = arrived_s
+        self.arrived_s = self.sent_s = arrived_s
         self.first_s: float | None = None
         self._queue_us = self._prefill_us = self._pull_us = 0
         self.is_sent = False
@@ -37,7 +37,7 @@ class RequestTimes:
 
     def sent(self, now_s: float) -> None:
         """To the router, all of it."""
-        self._sent_s = self.last_s = now_s
+        self.sent_s = self.last_s = now_s
         self.is_sent = True
 
     def first(self, emission: Emission, now_s: float) -> None:
@@ -73,7 +73,7 @@ class RequestTimes:
     def stages(self) -> dict[str, float]:
         """Seconds of each stage that there was."""
         found = {
-            "prepare": max(0.0, self._sent_s - self.arrived_s),
+            "prepare": max(0.0, self.sent_s - self.arrived_s),
             "queue": self.queue_s,
             "prefill": self.prefill_s,
             "decode": self.decode_s,
@@ -86,7 +86,7 @@ class RequestTimes:
 
     def so_far(self, num_cached_tokens: int) -> Statistics:
         return Statistics(
-            prepare_us=_us(self._sent_s - self.arrived_s),
+            prepare_us=_us(self.sent_s - self.arrived_s),
             queue_us=self._queue_us,
             prefill_us=self._prefill_us,
             pull_us=self._pull_us,

@@ -9,7 +9,9 @@ import asyncio
 from collections.abc import Callable
 from contextlib import ExitStack
 
+from paceline.core import tracing
 from paceline.core.errors import EngineFailure, KvUnavailable, PacelineError, Unavailable
+from paceline.core.tracing import NO_SPAN, Attributes, Tracing
 from paceline.router.planner import Plan, Split
 from paceline.router.request import CANCELLED, Request, TokenLog
 from paceline.router.worker_session import Flight, WorkerSession
@@ -48,6 +50,8 @@ class Attempt:
         self._held: list[common_pb2.Emission] = []
         self._decode_heard = False
         self._is_told = False  # to the gateway, where it runs
+        self._span = NO_SPAN
+        self._error = ""  # code of its failure
         self._stack = ExitStack()
         self._open(plan, sessions)
 
@@ -60,6 +64,19 @@ class Attempt:
         self.decode: Flight | None = None
         if isinstance(plan, Split):
             self.decode = fly(sessions[plan.decode.worker].fly(self, 0))
+
+    def begin_span(self, spans: Tracing) -> None:
+        attributes: Attributes = {
+            tracing.ATTEMPT_NUMBER: self.number,
+            tracing.PREFILL_WORKER: self.compute.session.worker_id,
+            tracing.DECODE_WORKER: self._decode_worker,
+        }
+        self._span = spans.start(tracing.ATTEMPT, self.request.span.traceparent, attributes)
+
+    @property
+    def traceparent(self) -> str:
+        """For the workers."""
+        return self._span.traceparent
 
     @property
     def flights(self) -> list[Flight]:
@@ -85,6 +102,7 @@ class Attempt:
         if self.decode is not None and self.decode.session.lost and self.compute.is_held:
             self._revoke()
         self._stack.close()
+        self._span.end(error=self._error)
 
     def cancel(self, choices: set[int]) -> None:
         """The client wants these no more."""
@@ -101,6 +119,7 @@ class Attempt:
         """`flight`: whose fault it is, if it is known."""
         if not self.done.done():
             self.failed_at = flight
+            self._error = error.code.value if isinstance(error, PacelineError) else "busy"
         for future in (self.reserved, self.done):
             if not future.done():
                 future.set_exception(error)
@@ -196,11 +215,15 @@ class Attempt:
 
     def _tell_placement(self, emission: common_pb2.Emission) -> None:
         self._is_told = True
-        compute = self.compute.session
-        decode = compute if self.decode is None else self.decode.session
         emission.placement.attempt = self.number
-        emission.placement.prefill_worker = compute.worker_id
-        emission.placement.decode_worker = "" if decode.is_prefill else decode.worker_id
+        emission.placement.prefill_worker = self.compute.session.worker_id
+        emission.placement.decode_worker = self._decode_worker
+
+    @property
+    def _decode_worker(self) -> str:
+        """Empty: one token is all."""
+        session = (self.decode or self.compute).session
+        return "" if session.is_prefill else session.worker_id
 
     def _hold(self, emission: common_pb2.Emission) -> None:
         if len(self._held) >= MAX_HELD:

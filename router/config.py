@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from paceline.core.config import check_secret, setting
 from paceline.core.errors import ConfigError
+from paceline.core.tracing import check_endpoint
 from paceline.rpc.beats import MAX_BEAT_S
 
 STALE_BEATS = 2
@@ -47,6 +48,9 @@ class RouterConfig:
     index_mib: int = setting(256, "Most memory of the index of cached blocks, in MiB; 2 or more.")
     redis_timeout_s: float = setting(1.0, "Longest wait for one answer of Redis.")
     drain_timeout_s: float = setting(30.0, "How long a drain waits for running requests.")
+    otlp_endpoint: str = setting(
+        "", "Collector of traces that speaks OTLP over gRPC, http://host:4317; empty: none."
+    )
 
     def __post_init__(self) -> None:
         check_secret(self.secret, self.env_prefix)
@@ -66,6 +70,7 @@ class RouterConfig:
         _check("dead_after_s", self.dead_after_s, outlasts, reason)
         tokens = self.split_min_tokens
         _check("split_min_tokens", tokens, tokens >= 0, "must not be negative")
+        check_endpoint("otlp_endpoint", self.otlp_endpoint)
         drain = self.drain_timeout_s
         _check("drain_timeout_s", drain, drain >= 0, "must not be negative")
 

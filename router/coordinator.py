@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import structlog
 
+from paceline.core import tracing
 from paceline.core.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -22,6 +23,7 @@ from paceline.core.errors import (
     PacelineError,
     Unavailable,
 )
+from paceline.core.tracing import Tracing
 from paceline.router.admission import AdmissionQueue
 from paceline.router.attempt import Attempt, Busy
 from paceline.router.config import RouterConfig
@@ -47,7 +49,12 @@ log = structlog.stdlib.get_logger("paceline.router")
 
 class Coordinator:
     def __init__(
-        self, config: RouterConfig, fleet: Fleet, lookup: PrefixLookup, metrics: RouterMetrics
+        self,
+        config: RouterConfig,
+        fleet: Fleet,
+        lookup: PrefixLookup,
+        metrics: RouterMetrics,
+        spans: Tracing = tracing.OFF,
     ) -> None:
         self.queue: AdmissionQueue[Attempt] = AdmissionQueue(
             config.queue_limit, config.queue_tokens
@@ -56,6 +63,7 @@ class Coordinator:
         self._config = config
         self._fleet = fleet
         self._metrics = metrics
+        self._spans = spans
         self._placer = Placer(config, fleet, lookup, random.Random())
         self._dispatcher = Dispatcher(config)
         self._tasks: dict[tuple[str, int], asyncio.Task[None]] = {}  # by request id and epoch
@@ -83,6 +91,8 @@ class Coordinator:
         digest = self._placer.digest_of(request)
         self.queue.check_room(request.num_prompt_tokens)
         self._attempts[request.key] = set()
+        if traceparent := request.message.traceparent:
+            request.span = self._spans.start(tracing.ROUTE, traceparent, is_entry=True)
         task = asyncio.create_task(self._serve(request, digest))
         self._tasks[request.key] = task
         task.add_done_callback(lambda _: self._forget(request.key, on_end))
@@ -136,17 +146,22 @@ class Coordinator:
         finally:
             self._metrics.requests.labels(outcome).inc()
             self._observe(request)
+            request.span.end(error="" if outcome == "completed" else outcome)
 
     async def _run(self, line: Line) -> None:
         """Attempts until the choices of `line` are done. Raises what ends the request."""
         place = functools.partial(self._placer.place, line)
         num_tokens = line.request.num_prompt_tokens
         while line.choices:
+            waiting = self._spans.start(tracing.QUEUE, line.request.span.traceparent)
             try:
                 attempt = await self.queue.wait(line.group, line.order, place, num_tokens)
             except Cancelled:
                 return  # while it waited
+            finally:
+                waiting.end()
             line.request.note_placed()
+            attempt.begin_span(self._spans)
             try:
                 failure = await self._try(line, attempt)
             finally:
@@ -203,10 +218,12 @@ class Coordinator:
 
     def _observe(self, request: Request) -> None:
         first, second = request.first_token_at, request.second_token_at
+        trace_id = request.span.trace_id
+        exemplar = {"trace_id": trace_id} if trace_id else None
         if first is not None:
-            self._metrics.ttft.observe(first - request.created_at)
+            self._metrics.ttft.observe(first - request.created_at, exemplar)
             if second is not None:
-                self._metrics.token2_gap.observe(second - first)
+                self._metrics.token2_gap.observe(second - first, exemplar)
 
 
 def _shutting_down() -> GivenBack:

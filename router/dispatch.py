@@ -52,6 +52,7 @@ class Dispatcher:
     async def drive(self, attempt: Attempt) -> None:
         """Returns when every choice has finished. Raises PacelineError, or Busy from reserve."""
         request = attempt.request.for_worker(attempt.choices, _now())
+        request.traceparent = attempt.traceparent
         if attempt.decode is None:
             attempt.compute.computing = True
             run = worker_pb2.RunWhole(slot=attempt.compute.slot, request=request)

@@ -7,6 +7,7 @@ from paceline.core.errors import InvalidRequest, PacelineError, Unavailable
 from paceline.core.keys import HASH_BLOCK_TOKENS, KEY_BYTES
 from paceline.core.pooling import Pooling
 from paceline.core.sampling import SamplingParams
+from paceline.core.tracing import NO_SPAN
 from paceline.rpc import convert
 from paceline.v1 import common_pb2
 
@@ -60,6 +61,7 @@ class Request:
         for log in self.logs.values():
             log.tokens.extend(message.token_ids[message.num_prompt_tokens :])
         del message.token_ids[message.num_prompt_tokens :]
+        self.span = NO_SPAN
         self.created_at = asyncio.get_running_loop().time()
         budget_s = message.budget_ms / 1000 if message.budget_ms else limit_s
         self.deadline = self.created_at + min(budget_s, limit_s)

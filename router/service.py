@@ -11,6 +11,7 @@ from grpc_reflection.v1alpha import reflection
 from paceline.core import keys
 from paceline.core.errors import ConfigError
 from paceline.core.probes import ProbeServer
+from paceline.core.tracing import make_tracing
 from paceline.router.config import RouterConfig
 from paceline.router.coordinator import Coordinator
 from paceline.router.fleet import Fleet
@@ -40,7 +41,10 @@ class Router:
         self.index = PrefixIndex(config.index_mib << 20)
         self.mirrors = MirrorSet(self.index)
         self.fleet = Fleet(config, self.metrics)
-        self.coordinator = Coordinator(config, self.fleet, self.mirrors, self.metrics)
+        self._tracing = make_tracing(config.otlp_endpoint, "router", self.metrics.registry)
+        self.coordinator = Coordinator(
+            config, self.fleet, self.mirrors, self.metrics, self._tracing
+        )
         self.port = self.probe_port = 0
         self._reader = RedisReader(config.redis_url, config.redis_timeout_s, self.metrics.refused)
         self.follower = RedisFollower(
@@ -110,6 +114,7 @@ class Router:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.coordinator.drain(0)
+        await asyncio.to_thread(self._tracing.close)
         await self._server.stop(grace=0.5)
         await self.fleet.close()
         await self._probes.stop()

@@ -17,6 +17,7 @@ from paceline.worker.adoption import Adoption
 from paceline.worker.requests import to_spec
 from paceline.worker.router_stream import RouterStream
 from paceline.worker.session import Session
+from paceline.worker.slot_trace import SlotTrace
 from paceline.worker.slots import SlotState
 from paceline.worker.ticket_check import check_ticket
 
@@ -76,6 +77,8 @@ def adopt(session: Session, stream: RouterStream, command: worker_pb2.WorkerComm
     check_ticket(session.info, session.secret, message.ticket, source_is_here=False)
     if slot.hold is not None:
         slot.hold.cancel()
+    if slot.trace is not None:
+        slot.trace.adopts(message.ticket.source_worker)
     slot.adoption = Adoption(session, slot, message.ticket, message.source_endpoint)
 
 
@@ -116,6 +119,8 @@ def open_slot(
         context_length=session.info.context_length,
     )
     slot = session.slots.open(stream, router_slot, spec)
+    if request.traceparent and session.tracing.is_on:
+        slot.trace = SlotTrace(session.tracing, request.traceparent)
     if request.budget_ms:
         error = DeadlineExceeded("the request's time is over")
         loop = asyncio.get_running_loop()

@@ -166,7 +166,10 @@ class Adoption:
         try:
             yield
         finally:
-            self._slot.pulled_s += time.monotonic() - started
+            took_s = time.monotonic() - started
+            self._slot.pulled_s += took_s
+            if self._slot.trace is not None:
+                self._slot.trace.pulled(took_s)
 
     def _missing(self, end: int) -> list[BlockRun]:
         """What is not here yet of the blocks before `end`."""

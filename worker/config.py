@@ -9,6 +9,7 @@ from typing import ClassVar
 from paceline.core.config import check_secret, setting
 from paceline.core.errors import ConfigError
 from paceline.core.kv_layout import ELEMENT_BYTES
+from paceline.core.tracing import check_endpoint
 from paceline.kv_transfer import registry
 from paceline.kv_transfer.tiers.config import load_tiers
 from paceline.rpc.beats import MAX_BEAT_S
@@ -63,6 +64,9 @@ class WorkerConfig:
     run_dir: str = setting("", "Parent of the private socket folder; empty: the system's.")
     drain_timeout_s: float = setting(30.0, "How long a drain waits for running requests.")
     max_pinned_share: float = setting(0.5, "Share of the pool that readers may pin.")
+    otlp_endpoint: str = setting(
+        "", "Collector of traces that speaks OTLP over gRPC, http://host:4317; empty: none."
+    )
 
     def __post_init__(self) -> None:
         check_secret(self.secret, self.env_prefix)
@@ -90,6 +94,7 @@ class WorkerConfig:
         has_pool = self.device == "cpu" or self.tiers == Path()
         _check("tiers", str(self.tiers), has_pool, "a pool on a device has no tiers yet")
         load_tiers(self.tiers)
+        check_endpoint("otlp_endpoint", self.otlp_endpoint)
         drain = self.drain_timeout_s
         _check("drain_timeout_s", drain, drain >= 0, "must not be negative")
 

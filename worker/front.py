@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection
 from paceline.core.errors import ConfigError, PacelineError, Unavailable
 from paceline.core.ids import WorkerId
 from paceline.core.probes import ProbeServer
+from paceline.core.tracing import make_tracing
 from paceline.rpc import records
 from paceline.rpc.channel import make_server
 from paceline.v1 import kv_pb2, kv_pb2_grpc, worker_pb2, worker_pb2_grpc
@@ -72,6 +73,9 @@ class Front:
             config.host, config.probe_port, self.reasons, self.metrics.registry
         )
         self._tiers = WorkerTiers(config, self._record, self.metrics.registry)
+        self._tracing = make_tracing(
+            config.otlp_endpoint, side.name, self.metrics.registry, instance=name
+        )
         self._tasks: list[asyncio.Task[None]] = []
         self._rank_task: asyncio.Task[None] | None = None
 
@@ -170,6 +174,7 @@ class Front:
             self.metrics,
             on_keys=self._record.add,
             tiers=self._tiers.stack,
+            tracing=self._tracing,
         )
         session.draining = self._draining
         self.metrics.started(rank.ready, info.transports)
@@ -233,6 +238,7 @@ class Front:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._tiers.close()
         await self._server.stop(grace=0.5)
+        await asyncio.to_thread(self._tracing.close)
         await self._probes.stop()
 
     async def serve_until(self, stop: asyncio.Event) -> None:

@@ -14,6 +14,7 @@ import grpc
 import structlog
 
 from paceline.core.errors import Cancelled, EngineFailure, KvUnavailable, PacelineError, Unavailable
+from paceline.core.tracing import OFF, Tracing
 from paceline.engine import messages
 from paceline.engine.messages import StepOutput
 from paceline.kv_transfer.tiers.stack import TierStack
@@ -59,6 +60,7 @@ class Session:
         metrics: WorkerMetrics,
         on_keys: KeysChanged,
         tiers: TierStack | None = None,
+        tracing: Tracing = OFF,
     ) -> None:
         self.config = config
         self.secret = config.secret.encode()
@@ -67,6 +69,7 @@ class Session:
         self.connectors = connectors
         self.metrics = metrics
         self.on_keys = on_keys
+        self.tracing = tracing
         self.draining = False
         self.step = 0
         num_pages = rank.ready.num_pages
@@ -129,6 +132,8 @@ class Session:
         slot.ending = True
         slot.stop_timers()
         if error is not None:
+            if slot.trace is not None:
+                slot.trace.error = error.code.value
             slot.stream.add_error(slot.router_slot, error)
             slot.stream.flush(self.load_now())
         if slot.handoff is not None:

@@ -10,6 +10,7 @@ from paceline.core.errors import Overloaded
 from paceline.core.ids import BlockKey
 from paceline.engine.messages import RequestSpec, Reserved
 from paceline.worker.router_stream import RouterStream
+from paceline.worker.slot_trace import SlotTrace
 
 if TYPE_CHECKING:
     from paceline.worker.adoption import Adoption
@@ -36,6 +37,7 @@ class SlotState:
     ending: bool = False  # nothing more is emitted; `Ended` is awaited
     num_emitted: int = 0
     pulled_s: float = 0.0  # in pulls, and not told yet
+    trace: SlotTrace | None = None  # None: the request is not traced
     wanted: set[int] = field(init=False)  # choices that are neither finished nor cancelled
 
     def __post_init__(self) -> None:
@@ -69,6 +71,9 @@ class SlotTable:
 
     def close(self, slot: SlotState) -> None:
         slot.stop_timers()
+        if slot.trace is not None:
+            is_reservation, hands_over = slot.is_reservation, slot.handoff is not None
+            slot.trace.ended(is_reservation=is_reservation, hands_over=hands_over)
         self._by_number.pop(slot.number, None)
         slot.stream.slots.pop(slot.router_slot, None)
         if not self._by_number:

@@ -89,6 +89,8 @@ class StepEvents:
 
     def _emitted(self, event: messages.Emission, slot: SlotState) -> None:
         self._session.metrics.emitted(event, slot)
+        if slot.trace is not None and not slot.num_emitted:
+            slot.trace.emitted_first()
         slot.num_emitted += len(event.token_ids)
         if event.finish is not None:
             slot.wanted.discard(event.choice)

@@ -3,7 +3,8 @@ import socket
 
 import httpx
 import pytest
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from paceline.core import probes
 from paceline.core.errors import ConfigError
@@ -37,6 +38,22 @@ async def test_liveness_readiness_and_metrics() -> None:
         metrics = await probed.http.get("/metrics")
         assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
         assert "steps_total 3.0" in metrics.text
+
+
+async def test_openmetrics_with_exemplars_for_who_asks() -> None:
+    async with _Probed() as probed:
+        took = Histogram("took", "Seconds.", registry=probed.registry)
+        took.observe(0.2, {"trace_id": "ab"})
+        asked = "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"
+        answer = await probed.http.get("/metrics", headers={"accept": asked})
+        assert answer.headers["content-type"].startswith("application/openmetrics-text; version=1")
+        (family,) = text_string_to_metric_families(answer.text)
+        exemplars = [sample.exemplar for sample in family.samples if sample.exemplar]
+        assert [exemplar.labels for exemplar in exemplars] == [{"trace_id": "ab"}]
+        for accept in ("text/plain", "application/openmetrics-textual", ""):
+            answer = await probed.http.get("/metrics", headers={"accept": accept})
+            assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+            assert "trace_id" not in answer.text
 
 
 async def test_other_paths_and_methods_are_refused() -> None:

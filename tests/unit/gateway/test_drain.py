@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from prometheus_client import generate_latest
 
 from paceline.core.errors import Overloaded, Unavailable
 from paceline.rpc import open_calls
@@ -136,7 +137,7 @@ async def test_calls_without_a_message_keep_nobody_out(
             await ended  # not always the first that was made: they may arrive in another order
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert isinstance(error_of(caught.value), Overloaded)
-        text = deployment.gateway.serving.metrics.text()
+        text = generate_latest(deployment.gateway.serving.metrics.registry)
         assert b'errors_total{code="overloaded"} 1.0' in text
         for call in silent:
             call.cancel()

@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from prometheus_client import generate_latest
 
 from paceline.rpc.channel import connect
 from paceline.rpc.status import error_of
@@ -161,7 +162,7 @@ async def test_a_drain_whose_time_is_over_ends_them(deployment: Deployment) -> N
 
 async def test_they_are_counted_and_shown_to_operators(deployment: Deployment) -> None:
     deployment.router.reply = lambda request: Reply([], num_cached_tokens=1)
-    before = deployment.gateway.serving.metrics.text().decode()
+    before = generate_latest(deployment.gateway.serving.metrics.registry).decode()
     made = (await post(deployment, ["ab", "c"])).json()
     assert made["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
     after = (await deployment.http.get("/metrics")).text

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 import pytest_asyncio
+from prometheus_client import generate_latest
 from starlette.routing import Route
 
 from paceline.core.keys import root_key, tenant_salt
@@ -237,7 +238,7 @@ async def changes(own: Deployment, key: str, to: bool) -> None:
 
 
 def is_valid(own: Deployment) -> bool:
-    text = own.gateway.serving.metrics.text().decode()
+    text = generate_latest(own.gateway.serving.metrics.registry).decode()
     return "paceline_gateway_key_file_valid 1.0" in text
 
 
