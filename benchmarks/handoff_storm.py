@@ -2,8 +2,9 @@
 
 Mock model, two prefill and two decode workers, 16 requests at once, half of them over shm and half
 over tcp. Clients hang up in the queue, while the prompt is computed, while its KV travels, in
-mid-stream. The first tenth warms up; what each worker's memory grows by from there to the end, page
-pools left out, must not be more than what is kept on purpose.
+mid-stream. The first tenth warms up: the pools are so small that it gives each page a name, which
+takes memory as long as the page has it. What each worker's memory grows by from there to the end,
+page pools left out, is a leak.
 
 handoffs         requests that were planned to be prefilled apart
 rss_growth_mib   of the worker that grew most
@@ -25,6 +26,7 @@ NUM_REQUESTS = 5500  # a transport; a few prompts are short or cached and prefil
 NUM_QUICK = 500
 CANCELLED_SHARE = 0.3
 TRANSPORTS = ("shm", "tcp")
+POOL_MIB = 16  # 4096 pages
 VOCAB_SIZE = 4096
 
 
@@ -41,7 +43,7 @@ def grown_mib(before: dict[str, int], after: dict[str, int]) -> float:
 def storm(model: Path, transport: str, num_requests: int) -> dict[str, float]:
     sent = calls(model, VOCAB_SIZE, num_requests, CANCELLED_SHARE)
     num_warm = num_requests // 10
-    worker = {"transports": transport}
+    worker = {"transports": transport, "pool_mib": POOL_MIB}
     with deployment(model, prefill=2, decode=2, worker=worker, restart=False) as cluster:
         show(f"{num_requests} requests over {transport}")
         answers = asyncio.run(send_all(cluster.base_url, sent[:num_warm], AT_ONCE))
