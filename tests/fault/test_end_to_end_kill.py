@@ -4,9 +4,11 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -17,6 +19,7 @@ from benchmarks.loadgen import Call, send_all
 from paceline.cli.cluster import Cluster
 from paceline.core import metrics as names
 from tests.support.end_to_end import Alone, prompt, streaming
+from tests.support.workers import wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -130,6 +133,26 @@ def test_a_worker_is_killed(
     answers = disturbed(cluster, model, after_s, lambda c: kill_tree(pid_of(c, name)))
     check(answers, expected)
     assert num_replans(cluster) > before  # else nobody was served by it
+
+
+def test_embeddings_are_made_elsewhere_when_their_worker_is_killed(
+    cluster: Cluster, model: Path
+) -> None:
+    before = num_replans(cluster)
+    inputs = [prompt(LONG_PROMPT, salt=100 + i) for i in range(40)]
+    body = {"model": model.name, "input": inputs, "normalize": False, "pooling": "last"}
+    with ThreadPoolExecutor(1) as threads:
+        url = f"{cluster.base_url}/v1/embeddings"
+        asked = threads.submit(httpx.post, url, json=body, timeout=60)
+        wait_for(lambda: total(scrape(cluster.urls["prefill-1"]), names.WORKER_SLOTS), 30)
+        kill_tree(pid_of(cluster, "prefill-1"))
+        answer = asked.result()
+    assert answer.status_code == 200, answer.text
+    with mock_model() as quick:
+        alone = Alone(quick)
+        expected = [alone.embedding(token_ids, "last").tolist() for token_ids in inputs]
+    assert [item["embedding"] for item in answer.json()["data"]] == expected
+    assert num_replans(cluster) > before
 
 
 def test_the_rank_of_a_decode_worker_is_killed(

@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import KvUnavailable, Unavailable
-from tests.support.fake_router import Attachment, begin_split, make_request, run_split
+from paceline.core.pooling import Pooling
+from tests.support.fake_router import (
+    Attachment,
+    begin_split,
+    make_embedding,
+    make_request,
+    run_split,
+)
 from tests.support.mock_model import write_mock_model
 from tests.support.worker_pair import FAST, is_free
 from tests.support.workers import WorkerProcess, start_worker, wait_for
@@ -37,7 +44,7 @@ def workers(model: Path) -> Iterator[dict[str, WorkerProcess]]:
         "prefill": start_worker("prefill", model, **SETTINGS),
         "victim": start_worker("prefill", model, **{**SETTINGS, "max_pinned_share": FEW_PINS}),
         "decode": start_worker("decode", model, **{**SETTINGS, "max_running": 4}),
-        "leaver": start_worker("decode", model, **SETTINGS),
+        "leaver": start_worker("decode", model, **{**SETTINGS, "drain_timeout_s": 10}),
     }
     try:
         for worker in started.values():
@@ -205,6 +212,10 @@ async def test_a_drain_finishes_what_runs_and_refuses_what_comes(
     async with Attachment(leaver.endpoint) as router:
         request = make_request(router.info, prompt(30, 8), max_tokens=200, ignore_eos=True)
         log = await router.run(request).until_emitted(1)
+        embedded = make_embedding(router.info, prompt(300, 8), Pooling.LAST)
+        embedding = router.run(embedded)
+        await asyncio.sleep(0.1)
+        assert not embedding.ended
         leaver.process.send_signal(signal.SIGTERM)
         assert await wait(leaver.not_ready, 1) < 1
         late = await router.run(make_request(router.info, prompt(30, 9))).until_ended(2)
@@ -212,8 +223,9 @@ async def test_a_drain_finishes_what_runs_and_refuses_what_comes(
         busy = await router.reserve(make_request(router.info, prompt(30, 9))).until_ended(2)
         assert busy.busy is not None
         assert router.load.draining
-        await log.until_ended()
+        await asyncio.gather(log.until_ended(), embedding.until_ended())
         assert len(log.output()) == 200
+        assert embedding.error is None and embedding.emissions[0].embedding
     assert await asyncio.to_thread(leaver.process.wait, 5) == 0
 
 
