@@ -10,6 +10,7 @@ import grpc
 
 from paceline.core.config import check_secret, setting
 from paceline.core.errors import ConfigError
+from paceline.core.tls import PLAIN, TlsConfig
 from paceline.rpc import caller_token, channel
 from paceline.rpc.status import error_of
 from paceline.v1 import control_pb2, control_pb2_grpc
@@ -28,6 +29,7 @@ class ExplainConfig:
     last: int = setting(10, f"How many decisions, at most; a router keeps {MAX_LAST}.")
     request: str = setting("", "Of this request id alone; empty: of all.")
     secret: str = setting("", "The deployment's secret, which opens the router.", secret=True)
+    tls: TlsConfig = PLAIN
 
     def __post_init__(self) -> None:
         check_secret(self.secret, self.env_prefix)
@@ -50,7 +52,7 @@ def run(config: ExplainConfig) -> int:
 async def fetch(config: ExplainConfig) -> list[control_pb2.Decision]:
     request = control_pb2.ExplainRequest(num_decisions=config.last, request_id=config.request)
     token = caller_token.metadata(config.secret.encode())
-    async with channel.connect(config.router) as connection:
+    async with channel.connect(config.router, config.tls) as connection:
         stub = control_pb2_grpc.RouterServiceStub(connection)  # type: ignore[no-untyped-call]
         try:
             response = await stub.Explain(request, metadata=token, timeout=TIMEOUT_S)

@@ -4,7 +4,6 @@ Commands are import paths, resolved only when one is chosen: `paceline --help` i
 ours but core, and `paceline gateway` never imports torch.
 """
 
-import dataclasses
 import difflib
 import errno
 import importlib
@@ -14,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.core.config import parse
+from paceline.core.config import parse, settings_of
 from paceline.core.errors import ConfigError, PacelineError
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
@@ -135,8 +134,8 @@ def guarded(name: str, argv: Sequence[str]) -> int:
 
 def pointer(name: str, field: str | None) -> str:
     """Where a setting is explained; nowhere if the command has none of that name."""
-    fields = dataclasses.fields(resolve(COMMANDS[name].config))
-    is_setting = any(setting.name == field for setting in fields)
+    settings = settings_of(resolve(COMMANDS[name].config))
+    is_setting = any(setting.name == field for setting in settings)
     return f" (see `paceline {name} --help`)" if is_setting else ""
 
 

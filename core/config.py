@@ -1,13 +1,16 @@
 """One frozen dataclass a service; command line, environment and help are made from it.
 
 A field `queue_limit: int = setting(64, "…")` of a class with `env_prefix = "PACELINE_ROUTER_"` is
-set by, in order: `--queue-limit 8`, `PACELINE_ROUTER_QUEUE_LIMIT=8`, the default.
+set by, in order: `--queue-limit 8`, `PACELINE_ROUTER_QUEUE_LIMIT=8`, the default. A field whose
+type is such a class groups settings that services share: of `tls: TlsConfig`, `ca` is set by
+`--tls-ca`, or by PACELINE_TLS_CA, whatever the service.
 """
 
 import argparse
 import dataclasses
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -53,27 +56,60 @@ def parse(
         description=summary or config.__doc__,
         epilog=secrets_text(config),
     )
+    for item in settings_of(config):
+        if not item.is_secret:
+            add_argument(parser, item)
+    arguments = vars(parser.parse_args(argv))
+    return _made(config, "", arguments, environ)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A value that a user can give: `name` is the field's, after the group that it is in."""
+
+    name: str
+    variable: str
+    kind: Any
+    default: Any
+    help: str
+    is_secret: bool
+
+
+def settings_of(config: type[Config], group: str = "") -> Iterator[Setting]:
+    """In the order in which they are written, those of groups where the group stands."""
+    types = typing.get_type_hints(config)
+    for field in dataclasses.fields(config):
+        kind, name = types[field.name], group + field.name
+        if dataclasses.is_dataclass(kind):
+            yield from settings_of(typing.cast(type[Config], kind), f"{name}_")
+            continue
+        variable = config.env_prefix + field.name.upper()
+        text, is_secret = field.metadata.get("help", ""), bool(field.metadata.get("secret"))
+        yield Setting(name, variable, kind, field.default, text, is_secret)
+
+
+def _made(
+    config: type[C], group: str, arguments: Mapping[str, str | None], environ: Mapping[str, str]
+) -> C:
     types = typing.get_type_hints(config)
     given: dict[str, Any] = {}
     for field in dataclasses.fields(config):
-        variable = config.env_prefix + field.name.upper()
-        if variable in environ:
-            given[field.name] = convert(field.name, environ[variable], types[field.name])
-        if not field.metadata.get("secret"):
-            add_argument(parser, field, variable)
-    for name, text in vars(parser.parse_args(argv)).items():
-        if text is not None:
-            given[name] = convert(name, text, types[name])
+        kind, name = types[field.name], group + field.name
+        if dataclasses.is_dataclass(kind):
+            given[field.name] = _made(
+                typing.cast(type[Config], kind), f"{name}_", arguments, environ
+            )
+            continue
+        for text in (environ.get(config.env_prefix + field.name.upper()), arguments.get(name)):
+            if text is not None:
+                given[field.name] = convert(name, text, kind)
     return config(**given)
 
 
-def add_argument(
-    parser: argparse.ArgumentParser, field: dataclasses.Field[Any], variable: str
-) -> None:
-    shown = default_text(field.default)
-    text = f"{field.metadata.get('help', '')} [default: {shown}; env: {variable}]"
-    flag = "--" + field.name.replace("_", "-")
-    parser.add_argument(flag, dest=field.name, help=text.replace("%", "%%"), metavar="VALUE")
+def add_argument(parser: argparse.ArgumentParser, item: Setting) -> None:
+    text = f"{item.help} [default: {default_text(item.default)}; env: {item.variable}]"
+    flag = "--" + item.name.replace("_", "-")
+    parser.add_argument(flag, dest=item.name, help=text.replace("%", "%%"), metavar="VALUE")
 
 
 def default_text(default: Any) -> str:
@@ -87,8 +123,7 @@ def default_text(default: Any) -> str:
 
 def secrets_text(config: type[Config]) -> str | None:
     """Of the settings that are no arguments, because other users can read command lines."""
-    secret = [field for field in dataclasses.fields(config) if field.metadata.get("secret")]
-    lines = [f"{config.env_prefix}{f.name.upper()}: {f.metadata['help']}" for f in secret]
+    lines = [f"{item.variable}: {item.help}" for item in settings_of(config) if item.is_secret]
     return f"Set in the environment only: {' '.join(lines)}" if lines else None
 
 

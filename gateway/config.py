@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from paceline.core.config import check_secret, setting
 from paceline.core.errors import ConfigError
+from paceline.core.tls import PLAIN, TlsConfig
 from paceline.core.tracing import check_endpoint
 from paceline.rpc.beats import MAX_BEAT_S
 
@@ -86,6 +87,7 @@ class GatewayConfig:
     )
     keep_alive_s: float = setting(75.0, "How long an idle connection stays open.")
     drain_timeout_s: float = setting(30.0, "How long running streams may take at shutdown.")
+    tls: TlsConfig = PLAIN
 
     def __post_init__(self) -> None:
         if self.model == Path():

@@ -38,9 +38,7 @@ class RouterClient:
     def __init__(
         self, config: GatewayConfig, on_change: Callable[[], None], moved: Counter
     ) -> None:
-        self._secret = config.secret.encode()
-        self._silence_s = config.router_silence_s
-        self._wait_s = config.router_wait_s
+        self._config = config
         self._on_change = on_change
         self._moved = moved
         self._search = RouterSearch(config.router, self._connect)
@@ -133,7 +131,7 @@ class RouterClient:
             await asyncio.sleep(_PAUSE_S)
 
     def _connect(self, address: Address) -> RouterLink:
-        link = RouterLink(address, self._secret, self._silence_s, self)
+        link = RouterLink(address, self._config, self)
         self._links.add(link)
         return link
 
@@ -157,7 +155,7 @@ class RouterClient:
         call_later = asyncio.get_running_loop().call_later
         self._timers = [
             call_later(_UNNOTICED_S, self._show_gap),
-            call_later(self._wait_s, self._give_up),
+            call_later(self._config.router_wait_s, self._give_up),
         ]
 
     def end(self, link: RouterLink) -> None:

@@ -12,6 +12,7 @@ from typing import Protocol
 import grpc
 import structlog
 
+from paceline.gateway.config import GatewayConfig
 from paceline.gateway.router_addresses import Address
 from paceline.gateway.submission import Part
 from paceline.rpc import caller_token
@@ -45,14 +46,15 @@ class Owner(Protocol):
 class RouterLink:
     """Made to be tried: `opened` says whether the router takes requests."""
 
-    def __init__(self, address: Address, secret: bytes, silence_s: float, owner: Owner) -> None:
+    def __init__(self, address: Address, config: GatewayConfig, owner: Owner) -> None:
         self.address = address
         self.parts: dict[int, Part] = {}  # by slot
         self.models: Sequence[ModelInfo] = ()
         self.opened: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.is_leaving = False  # drains, or has ended
-        self._secret = secret
-        self._silence_s = silence_s
+        self._secret = config.secret.encode()
+        self._silence_s = config.router_silence_s
+        self._tls = config.tls
         self._owner = owner
         self._outbox: deque[GatewayFrame] = deque()
         self._outbox_filled = asyncio.Event()
@@ -117,6 +119,7 @@ class RouterLink:
         # Of its own: at the same address another router may be, behind a name of Kubernetes.
         async with connect(
             address.target,
+            self._tls,
             authority=address.endpoint,
             is_shared=False,
             connect_s=self._silence_s,

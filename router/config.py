@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from paceline.core.config import check_secret, setting
 from paceline.core.errors import ConfigError
+from paceline.core.tls import PLAIN, TlsConfig
 from paceline.core.tracing import check_endpoint
 from paceline.rpc.beats import MAX_BEAT_S
 
@@ -51,6 +52,7 @@ class RouterConfig:
     otlp_endpoint: str = setting(
         "", "Collector of traces that speaks OTLP over gRPC, http://host:4317; empty: none."
     )
+    tls: TlsConfig = PLAIN
 
     def __post_init__(self) -> None:
         check_secret(self.secret, self.env_prefix)

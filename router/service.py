@@ -54,7 +54,7 @@ class Router:
             config.host, config.probe_port, self.reasons, self.metrics.registry
         )
         self._health: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]
-        self._server = channel.make_server(config.secret.encode())
+        self._server = channel.make_server(config.secret.encode(), tls=config.tls)
         self._servicer = RouterServicer(config, self.coordinator)
         self._is_settled = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -71,7 +71,8 @@ class Router:
         names = (_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
         try:
-            self.port = self._server.add_insecure_port(f"{self.config.host}:{self.config.port}")
+            address = f"{self.config.host}:{self.config.port}"
+            self.port = channel.listen(self._server, address, self.config.tls)
         except RuntimeError:
             reason = f"cannot be bound on {self.config.host}: is it taken?"
             raise ConfigError("port", self.config.port, reason) from None

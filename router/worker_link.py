@@ -16,6 +16,7 @@ from paceline.core.errors import PacelineError
 from paceline.router.config import RouterConfig
 from paceline.router.worker_session import WorkerSession
 from paceline.rpc import caller_token, channel, records
+from paceline.rpc.status import error_of
 from paceline.v1 import worker_pb2, worker_pb2_grpc
 
 CHECK_S = 0.1
@@ -80,7 +81,7 @@ class WorkerLink:
     async def _attach_once(self) -> bool:
         """Serves one stream until it ends. True if the worker had identified itself."""
         reason = "closed"
-        async with channel.connect(self.endpoint) as connection:
+        async with channel.connect(self.endpoint, self._config.tls) as connection:
             stub = worker_pb2_grpc.WorkerServiceStub(connection)  # type: ignore[no-untyped-call]
             call = stub.Attach(metadata=caller_token.metadata(self._secret))
             try:
@@ -91,6 +92,8 @@ class WorkerLink:
                 await self._serve(call, self.session)
             except grpc.aio.AioRpcError as error:
                 reason = error.code().name.lower()
+                why = error_of(error).message
+                log.info("worker unreachable", worker=self.worker_id, status=reason, why=why)
             except (Refused, PacelineError) as error:
                 reason = "refused"
                 log.warning("worker refused", worker=self.worker_id, why=str(error))

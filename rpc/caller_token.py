@@ -2,8 +2,8 @@
 
     paceline-token: <unix ms> "." HMAC-SHA-256(secret, tag ‖ unix ms), hex
 
-It counts for a minute around its time, so that one that leaks is of no use later. Connections are
-not encrypted: who can read them can use a token while it counts.
+It counts for a minute around its time, so that one that leaks is of no use later. Who can read the
+connections, which TLS (core/tls.py) prevents, can use a token while it counts.
 """
 
 import hmac

@@ -48,8 +48,9 @@ def _open(context: Context) -> AbstractContextManager[None]:
 
 
 class Edge(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """`secret`: callers must know it; None for a public API. `known` is around every call of ours,
-    `gate` around it from when its first message is here; both may refuse it."""
+    """`secret`: callers must know it; None for a public API. `peer_name`: their certificates must
+    carry it, where they have some. `known` is around every call of ours, `gate` around it from when
+    its first message is here; both may refuse it."""
 
     def __init__(
         self,
@@ -58,8 +59,10 @@ class Edge(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         *,
         known: Gate = _open,
         gate: Gate = _open,
+        peer_name: str = "",
     ) -> None:
         self._secret = secret
+        self._peer_name = peer_name
         self._known = known
         self._gate = gate
         self._calls = calls or OpenCalls()
@@ -105,13 +108,22 @@ class Edge(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
     @asynccontextmanager
     async def _ours(self, context: Context) -> AsyncIterator[None]:
-        if self._secret is not None:
-            try:
-                caller_token.check(context.invocation_metadata() or (), self._secret)
-            except IncompatiblePeer as error:
-                await abort(context, error, grpc.StatusCode.UNAUTHENTICATED)
+        try:
+            self._check_caller(context)
+        except IncompatiblePeer as error:
+            await abort(context, error, grpc.StatusCode.UNAUTHENTICATED)
         with self._known(context), self._running():
             yield
+
+    def _check_caller(self, context: Context) -> None:
+        """gRPC has checked who signed the certificate, but lets a client have any name."""
+        if self._peer_name:
+            names = context.auth_context().get("x509_subject_alternative_name", ())
+            if self._peer_name.encode() not in names:
+                reason = "the caller's certificate does not carry the name of PACELINE_TLS_NAME"
+                raise IncompatiblePeer(reason, field="tls")
+        if self._secret is not None:
+            caller_token.check(context.invocation_metadata() or (), self._secret)
 
     @asynccontextmanager
     async def _foreign(self, context: Context) -> AsyncIterator[None]:

@@ -5,11 +5,22 @@ from typing import Any, NoReturn
 import grpc
 from google.protobuf.message import DecodeError
 
-from paceline.core.errors import ErrorCode, Overloaded, PacelineError, Unavailable
+from paceline.core.errors import (
+    ErrorCode,
+    IncompatiblePeer,
+    Overloaded,
+    PacelineError,
+    Unavailable,
+)
+from paceline.core.tls_reasons import known_reason
 from paceline.rpc.convert import error_from_proto, error_to_proto
 from paceline.v1 import common_pb2
 
 ERROR_TRAILER = "paceline-error-bin"
+_CUT_OFF = (
+    "the peer closes connections at once: it asks for TLS, or refuses our certificate (its time,"
+    " PACELINE_TLS_CA of the peer)"
+)
 
 STATUS = {
     ErrorCode.INVALID_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
@@ -41,14 +52,22 @@ async def abort(
 
 def error_of(failure: grpc.RpcError) -> PacelineError:
     """What a peer answered with `abort`; without its word Overloaded when gRPC itself refused the
-    call at a bound, Unavailable when the peer is gone or broken."""
+    call at a bound, IncompatiblePeer when TLS does, Unavailable when the peer is gone or broken."""
     answer: Any = failure if isinstance(failure, grpc.Call | grpc.aio.AioRpcError) else None
     for name, value in (answer and answer.trailing_metadata()) or ():
         if name == ERROR_TRAILER:
             return _parsed(value)
     if answer and answer.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return Overloaded("the peer has too many calls under way", retry_after_s=0.1)
-    return Unavailable("the peer does not answer")
+    details = (answer and answer.details()) or ""
+    if reason := known_reason(details):
+        return IncompatiblePeer(reason, field="tls")
+    return Unavailable(_CUT_OFF if _is_cut_off(details) else "the peer does not answer")
+
+
+def _is_cut_off(details: str) -> bool:
+    """Before anything was said: a server that refuses a handshake says no more than that."""
+    return details.startswith("failed to connect") and details.endswith("Socket closed")
 
 
 def _parsed(trailer: bytes) -> PacelineError:

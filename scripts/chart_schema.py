@@ -25,7 +25,7 @@ OWNED = {
     "worker": {"worker_id", "host", "port", "probe_port", "advertise_host", "model", "model_name"}
     | {"device", "pool_mib", "num_threads", "transports", "tiers", "run_dir"},
 }
-OWNED_BY_ALL = {"secret", "redis_url", "drain_timeout_s"}
+OWNED_BY_ALL = {"secret", "redis_url", "drain_timeout_s", "tls"}
 JSON_TYPES = {bool: "boolean", int: "integer", float: "number"}
 Schema = dict[str, Any]
 

@@ -9,6 +9,7 @@ from typing import ClassVar
 from paceline.core.config import check_secret, setting
 from paceline.core.errors import ConfigError
 from paceline.core.kv_layout import ELEMENT_BYTES
+from paceline.core.tls import PLAIN, TlsConfig
 from paceline.core.tracing import check_endpoint
 from paceline.kv_transfer import registry
 from paceline.kv_transfer.tiers.config import load_tiers
@@ -67,6 +68,7 @@ class WorkerConfig:
     otlp_endpoint: str = setting(
         "", "Collector of traces that speaks OTLP over gRPC, http://host:4317; empty: none."
     )
+    tls: TlsConfig = PLAIN
 
     def __post_init__(self) -> None:
         check_secret(self.secret, self.env_prefix)

@@ -17,7 +17,7 @@ from paceline.core.ids import WorkerId
 from paceline.core.probes import ProbeServer
 from paceline.core.tracing import make_tracing
 from paceline.rpc import records
-from paceline.rpc.channel import make_server
+from paceline.rpc.channel import listen, make_server
 from paceline.v1 import kv_pb2, kv_pb2_grpc, worker_pb2, worker_pb2_grpc
 from paceline.worker.attach import AttachServicer
 from paceline.worker.config import WorkerConfig
@@ -67,7 +67,7 @@ class Front:
         self._reason = "the model is being loaded"
         self._draining = False
         self._record = RedisRecord(config.redis_url, config.beat_s)
-        self._server = make_server(config.secret.encode())
+        self._server = make_server(config.secret.encode(), tls=config.tls)
         self._health = health_aio.HealthServicer()
         self._probes = ProbeServer(
             config.host, config.probe_port, self.reasons, self.metrics.registry
@@ -109,7 +109,7 @@ class Front:
         names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
         try:
-            self.port = self._server.add_insecure_port(f"{host}:{self.config.port}")
+            self.port = listen(self._server, f"{host}:{self.config.port}", self.config.tls)
         except RuntimeError:
             raise ConfigError("port", self.config.port, "cannot be bound, is it taken?") from None
 

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 
 import grpc
 
+from paceline.core.tls import credentials
 from paceline.rpc import caller_token
 from paceline.rpc.channel import connect_blocking
 from paceline.v1 import kv_pb2, kv_pb2_grpc
+from paceline.worker.config import WorkerConfig
 
 
 class LeaseBeats:
@@ -21,15 +23,16 @@ class LeaseBeats:
         self,
         endpoint: str,
         reader: tuple[str, str],
-        secret: bytes,
-        beat_s: float,
-        silence_s: float,
+        config: WorkerConfig,
     ) -> None:
-        self._channel = connect_blocking(endpoint)
+        self._endpoint = endpoint
+        self._tls = config.tls
+        self._credentials = credentials(config.tls)
+        self._channel = connect_blocking(endpoint, config.tls)
         self._reader = reader
-        self._secret = secret
-        self._beat_s = beat_s
-        self._silence_s = silence_s
+        self._secret = config.secret.encode()
+        self._beat_s = config.beat_s
+        self._silence_s = config.silence_s
         self._held: set[str] = set()
         self._lost: set[str] = set()
         self._lock = threading.Lock()
@@ -63,14 +66,15 @@ class LeaseBeats:
 
     def close(self) -> None:
         self._closed.set()
-        self._channel.close()  # ends the call, wherever it waits
+        with self._lock:
+            self._channel.close()  # ends the call, wherever it waits
         if self._thread.is_alive():
             self._thread.join(timeout=5)
 
     def _run(self) -> None:
-        stub = kv_pb2_grpc.KvTransferServiceStub(self._channel)  # type: ignore[no-untyped-call]
         while not self._closed.is_set():
             over = threading.Event()
+            stub = kv_pb2_grpc.KvTransferServiceStub(self._channel)  # type: ignore[no-untyped-call]
             try:
                 token = caller_token.metadata(self._secret)
                 for reply in stub.KeepLeases(self._beats(over), metadata=token):
@@ -79,8 +83,18 @@ class LeaseBeats:
                         self._lost.update(set(reply.unknown_lease_ids) & self._held)
             except (grpc.RpcError, ValueError):  # broken; ValueError: closed meanwhile
                 self._closed.wait(self._beat_s / 2)
+                self._renew_channel()
             finally:
                 over.set()
+
+    def _renew_channel(self) -> None:
+        """If certificates have changed since: a channel connects with its own for ever."""
+        current = credentials(self._tls)
+        with self._lock:
+            if current is not self._credentials and not self._closed.is_set():
+                self._channel.close()
+                self._channel = connect_blocking(self._endpoint, self._tls)
+                self._credentials = current
 
     def _beats(self, over: threading.Event) -> Iterator[kv_pb2.LeaseBeat]:
         worker, incarnation = self._reader

@@ -5,7 +5,7 @@ Keyed by (worker id, incarnation), never by address: what restarts behind an add
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -14,12 +14,12 @@ from paceline.core.errors import IncompatiblePeer, KvUnavailable, PeerGone
 from paceline.kv_transfer.base import Link
 from paceline.kv_transfer.link_statistics import LinkFigures, LinkStatistics
 from paceline.rpc import caller_token
-from paceline.rpc.channel import connect
 from paceline.rpc.status import error_of
 from paceline.v1 import common_pb2, kv_pb2, kv_pb2_grpc, worker_pb2
 from paceline.worker.config import WorkerConfig
 from paceline.worker.connectors import Connectors
 from paceline.worker.lease_beats import LeaseBeats
+from paceline.worker.source_calls import SourceCalls
 
 PeerKey = tuple[str, str]  # worker id, incarnation
 
@@ -38,8 +38,7 @@ class Peer:
 
     key: PeerKey
     secret: bytes
-    channel: grpc.aio.Channel
-    stub: kv_pb2_grpc.KvTransferServiceStub
+    calls: SourceCalls
     link: Link
     beats: LeaseBeats
     statistics: LinkStatistics
@@ -63,7 +62,7 @@ class Peer:
     ) -> "grpc.aio.UnaryStreamCall[kv_pb2.ProgressRequest, kv_pb2.ProgressEvent]":
         """Ends with the ticket at the latest. `first_blocks`: that we lack, by page group."""
         call: grpc.aio.UnaryStreamCall[kv_pb2.ProgressRequest, kv_pb2.ProgressEvent]
-        call = self.stub.Progress(
+        call = self.calls.stub.Progress(
             kv_pb2.ProgressRequest(ticket=ticket, first_blocks=first_blocks),
             timeout=max(0.0, ticket.expires_unix_ms / 1000 - time.time()),
             metadata=caller_token.metadata(self.secret),
@@ -73,7 +72,7 @@ class Peer:
     async def pin(self, request: kv_pb2.PinRequest) -> kv_pb2.PinResponse:
         metadata = caller_token.metadata(self.secret)
         try:
-            pinned: kv_pb2.PinResponse = await self.stub.Pin(
+            pinned: kv_pb2.PinResponse = await self.calls.stub.Pin(
                 request, timeout=CALL_TIMEOUT_S, metadata=metadata
             )
         except grpc.aio.AioRpcError as failure:
@@ -82,16 +81,16 @@ class Peer:
 
     async def unpin(self, request: kv_pb2.UnpinRequest) -> None:
         metadata = caller_token.metadata(self.secret)
-        await self.stub.Unpin(request, timeout=CALL_TIMEOUT_S, metadata=metadata)
+        await self.calls.stub.Unpin(request, timeout=CALL_TIMEOUT_S, metadata=metadata)
 
     async def report(self, request: kv_pb2.ReportRequest) -> None:
         metadata = caller_token.metadata(self.secret)
-        await self.stub.Report(request, timeout=CALL_TIMEOUT_S, metadata=metadata)
+        await self.calls.stub.Report(request, timeout=CALL_TIMEOUT_S, metadata=metadata)
 
     async def close(self) -> None:
         await asyncio.to_thread(self.beats.close)
         await asyncio.to_thread(self.link.close)
-        await self.channel.close(None)
+        await self.calls.close()
 
 
 class PeerDirectory:
@@ -136,6 +135,8 @@ class PeerDirectory:
         for peer in self.connected():
             if peer.beats.unanswered_s > limit_s:
                 self.forget(peer)
+            elif peer.calls.are_outdated:
+                self._in_background(peer.calls.renew())
 
     async def close(self) -> None:
         for task in self._peers.values():
@@ -160,15 +161,17 @@ class PeerDirectory:
                 self._close_later(peer)
 
     def _close_later(self, peer: Peer) -> None:
-        task = asyncio.create_task(peer.close())
+        self._in_background(peer.close())
+
+    def _in_background(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
     async def _connect(self, key: PeerKey, endpoint: str) -> Peer:
-        channel = connect(endpoint)
+        calls = SourceCalls(endpoint, self._config.tls)
         try:
-            stub = kv_pb2_grpc.KvTransferServiceStub(channel)  # type: ignore[no-untyped-call]
-            description = await self._describe(stub)
+            description = await self._describe(calls.stub)
             if (description.worker_id, description.incarnation) != key:
                 raise PeerGone("another worker or incarnation answers at the source's address")
             for field in ("content_digest", "layout_digest"):  # whole pages are copied
@@ -176,15 +179,14 @@ class PeerDirectory:
                     raise IncompatiblePeer(f"the source has another {field}", field=field)
             link = await asyncio.to_thread(self._connectors.connect, description, CONNECT_TIMEOUT_S)
         except BaseException:
-            await channel.close(None)
+            await calls.close()
             raise
         reader = (self._info.worker_id, self._info.incarnation)
-        config = self._config
-        beats = LeaseBeats(endpoint, reader, self._secret, config.beat_s, config.silence_s)
+        beats = LeaseBeats(endpoint, reader, self._config)
         beats.start()
         statistics = LinkStatistics(self._connectors.group)
-        turns = asyncio.Semaphore(config.pulls_per_source)
-        parts = (channel, stub, link, beats, statistics, statistics.figures, turns)
+        turns = asyncio.Semaphore(self._config.pulls_per_source)
+        parts = (calls, link, beats, statistics, statistics.figures, turns)
         return Peer(key, self._secret, *parts)
 
     async def _describe(self, stub: kv_pb2_grpc.KvTransferServiceStub) -> kv_pb2.DescribeResponse:

@@ -1,10 +1,8 @@
-import dataclasses
 import os
 import re
 import subprocess
 import sys
 import time
-import typing
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import pytest
 
 from paceline.cli import main as cli
 from paceline.cli.roles import python_path
-from paceline.core.config import convert, parse
+from paceline.core.config import convert, parse, settings_of
 from tests.support.mock_model import write_mock_model
 
 
@@ -93,19 +91,17 @@ def test_help_of_each_command_lists_every_setting_as_it_is_given(
     shown = capsys.readouterr().out
     assert cli.COMMANDS[command].summary[1:] in shown
     config = cli.resolve(cli.COMMANDS[command].config)
-    for field in dataclasses.fields(config):
-        variable = config.env_prefix + field.name.upper()
-        if field.metadata["secret"]:
-            assert f"Set in the environment only: {variable}: " in shown
-            assert f"--{field.name}" not in shown
+    for item in settings_of(config):
+        if item.is_secret:
+            assert f"Set in the environment only: {item.variable}: " in shown
+            assert f"--{item.name}" not in shown
             continue
-        found = re.search(rf"\[default: ([^;]+); env: {variable}\]", shown)
-        assert found, field.name
+        found = re.search(rf"\[default: ([^;]+); env: {item.variable}\]", shown)
+        assert found, item.name
         if found[1] != "none":
-            kind = typing.get_type_hints(config)[field.name]
-            assert convert(field.name, found[1], kind) == field.default
+            assert convert(item.name, found[1], item.kind) == item.default
         else:
-            assert field.default in ("", Path())
+            assert item.default in ("", Path())
 
 
 def test_services_start_by_hand_as_the_help_says(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from paceline.worker.config import WorkerConfig
 
 
 def test_a_worker_has_few_settings() -> None:
-    assert len(dataclasses.fields(WorkerConfig)) <= 27
+    assert len(dataclasses.fields(WorkerConfig)) <= 28
 
 
 def test_a_missing_secret_says_which_variable_to_set(tmp_path: Path) -> None:

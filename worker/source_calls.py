@@ -1,0 +1,40 @@
+"""Calls of a source's KvTransferService over a channel that follows the certificates."""
+
+import grpc
+
+from paceline.core.tls import TlsConfig, credentials
+from paceline.rpc.channel import connect
+from paceline.v1 import kv_pb2_grpc
+
+
+class SourceCalls:
+    """`stub` makes the calls. After `renew` it is another one, whose connection uses the files of
+    now: calls under way end over the old channel, which is closed at the next renewal."""
+
+    def __init__(self, endpoint: str, tls: TlsConfig) -> None:
+        self._endpoint = endpoint
+        self._tls = tls
+        self._channels: list[grpc.aio.Channel] = []  # the newest last
+        self._connect()
+
+    @property
+    def are_outdated(self) -> bool:
+        return credentials(self._tls) is not self._credentials
+
+    async def renew(self) -> None:
+        self._connect()
+        await self._close(self._channels[:-2])
+
+    async def close(self) -> None:
+        await self._close(list(self._channels))
+
+    def _connect(self) -> None:
+        self._credentials = credentials(self._tls)
+        channel = connect(self._endpoint, self._tls)
+        self._channels.append(channel)
+        self.stub = kv_pb2_grpc.KvTransferServiceStub(channel)  # type: ignore[no-untyped-call]
+
+    async def _close(self, channels: list[grpc.aio.Channel]) -> None:
+        for channel in channels:
+            self._channels.remove(channel)
+            await channel.close(None)
