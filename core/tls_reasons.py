@@ -4,7 +4,7 @@ import ssl
 
 SET_UP = "give every service PACELINE_TLS_CA, PACELINE_TLS_CERT and PACELINE_TLS_KEY"
 
-_NAME = "the peer's certificate does not carry the name of PACELINE_TLS_NAME"
+NAME = "the peer's certificate does not carry the name of PACELINE_TLS_NAME"
 _STRANGER = "the peer's certificate is of an authority not in PACELINE_TLS_CA"
 _PLAIN = f"the peer does not speak TLS: {SET_UP}"
 _SIGNS = {  # in what OpenSSL, BoringSSL and gRPC say
@@ -13,8 +13,8 @@ _SIGNS = {  # in what OpenSSL, BoringSSL and gRPC say
     "local issuer certificate": _STRANGER,
     "self-signed certificate": _STRANGER,
     "self signed certificate": _STRANGER,
-    "hostname mismatch": _NAME,
-    "hostname verification check failed": _NAME,
+    "hostname mismatch": NAME,
+    "hostname verification check failed": NAME,
     "wrong_version_number": _PLAIN,
     "record_layer_failure": _PLAIN,
     "http_request": _PLAIN,

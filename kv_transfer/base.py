@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from paceline.core.errors import ConfigError
 from paceline.core.kv_layout import PageGroup
+from paceline.core.tls import PLAIN, TlsConfig
 
 if TYPE_CHECKING:  # a process that has no pool on a device never loads torch
     import torch
@@ -145,6 +146,7 @@ class TransportSettings:
     host: str = "127.0.0.1"  # a listening source binds to it
     advertised_host: str = ""  # under which readers reach it; empty: `host`
     secret: bytes = b""  # the deployment's; strangers without it are refused
+    tls: TlsConfig = PLAIN  # of connections that a source listens for
 
 
 class Transport(Protocol):

@@ -203,16 +203,17 @@ def export(names: Sequence[str], pool: Pool, settings: TransportSettings) -> Mul
 
 
 def make_source(pool: Pool, settings: TransportSettings) -> MultiSource:
-    return export(_candidates(pool), pool, settings)
+    return export(_candidates(pool, settings), pool, settings)
 
 
 def make_reader(pool: Pool, settings: TransportSettings) -> MultiReader:
-    names = _candidates(pool)
+    names = _candidates(pool, settings)
     return MultiReader(names, lambda name: registry.make_reader(name, pool, settings))
 
 
-def _candidates(pool: Pool) -> list[str]:
-    return registry.names_of((registry.AUTO,), on_device=isinstance(pool, DevicePool))
+def _candidates(pool: Pool, settings: TransportSettings) -> list[str]:
+    on_device = isinstance(pool, DevicePool)
+    return registry.names_of((registry.AUTO,), on_device=on_device, tls=settings.tls)
 
 
 def why_unreachable(address: bytes) -> str:

@@ -29,16 +29,16 @@ class NixlReader:
 
     def __init__(self, pool: LocalPool, settings: TransportSettings) -> None:
         self._pool = pool
-        self._secret = settings.secret
+        self._settings = settings
         self._lock = threading.Lock()
         self._agent: NixlAgent | None = None  # until the first link
 
     def connect(self, address: bytes, timeout_s: float) -> NixlLink:
         deadline = time.monotonic() + timeout_s
         peer = decode_peer(address, wire.TcpAddress, "address")
-        token = wire.token_of(self._secret, self.transport, peer.incarnation)
+        token = wire.token_of(self._settings.secret, self.transport, peer.incarnation)
         hello = wire.ReaderHello(wire.VERSION, peer.incarnation, token)
-        client = TcpClient(self._pool, peer, hello, deadline)
+        client = TcpClient(self._pool, peer, hello, self._settings.tls, deadline)
         try:
             endpoint = decode_peer(client.endpoint, NixlEndpoint, "endpoint")
             link = NixlLink(self._pool, self, client, endpoint)

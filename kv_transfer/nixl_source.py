@@ -33,6 +33,6 @@ class NixlSource(TcpServer):
         endpoint = NixlEndpoint(self._agent.metadata, self._agent.base_address)
         return msgspec.msgpack.encode(endpoint)
 
-    def _serve(self, connection: socket.socket, hello: wire.ReaderHello) -> None:
+    def _serve(self, connection: wire.Stream, hello: wire.ReaderHello) -> None:
         wire.set_timeout(connection, socket.SO_RCVTIMEO, 0)
         connection.recv(1)  # a reader has nothing to say: it left

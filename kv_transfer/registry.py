@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import cast
 
 from paceline.core.errors import ConfigError
+from paceline.core.tls import PLAIN, TlsConfig
 from paceline.kv_transfer.base import Pool, Reader, Source, Transport, TransportSettings
 from paceline.kv_transfer.host import has_rdma_device
 
@@ -20,22 +21,26 @@ class Entry:
     module: str
     on_device: bool = False  # joins pools on CUDA devices; else pools in host memory
     libraries: tuple[str, ...] = ()  # any of these packages; the extra has the transport's name
+    leaves_tls: bool = False  # its bytes cross the network outside of our connections
 
 
 _entries = {  # best first: `auto` takes the first that both ends have
     LOCAL: Entry("paceline.kv_transfer.local"),
     "cuda_ipc": Entry("paceline.kv_transfer.cuda_ipc", on_device=True),
     "shm": Entry("paceline.kv_transfer.shm"),
-    "nixl": Entry("paceline.kv_transfer.nixl", libraries=("nixl_cu12", "nixl_cu13")),
-    "ucx": Entry("paceline.kv_transfer.ucx", libraries=("ucxx",)),
+    "nixl": Entry(
+        "paceline.kv_transfer.nixl", libraries=("nixl_cu12", "nixl_cu13"), leaves_tls=True
+    ),
+    "ucx": Entry("paceline.kv_transfer.ucx", libraries=("ucxx",), leaves_tls=True),
     "tcp": Entry("paceline.kv_transfer.tcp"),
     MULTI: Entry("paceline.kv_transfer.multi"),
 }
 
 
 def register(name: str, module: str, *, on_device: bool = False) -> None:
-    """Adds a transport: a module with what `base.Transport` lists. It becomes the last choice."""
-    _entries[name] = Entry(module, on_device)
+    """Adds a transport: a module with what `base.Transport` lists. It becomes the last choice. It
+    is taken for one whose bytes are not encrypted."""
+    _entries[name] = Entry(module, on_device, leaves_tls=True)
 
 
 def load(name: str) -> Transport:
@@ -73,13 +78,26 @@ def between_processes() -> list[str]:
     return [name for name in _entries if name not in (LOCAL, MULTI)]
 
 
-def names_of(transports: Sequence[str], *, on_device: bool = False) -> list[str]:
+def why_confined(name: str, tls: TlsConfig) -> str:
+    """Why a transport is refused where encryption is required; empty when it is not."""
+    if not (tls.confines and _entries[name].leaves_tls):
+        return ""
+    return "moves KV outside of TLS: set tls_fabric_encrypted if the network encrypts, or leave it"
+
+
+def names_of(
+    transports: Sequence[str], *, on_device: bool = False, tls: TlsConfig = PLAIN
+) -> list[str]:
     """The transports that a setting names, best first; `auto` and `multi` stand for all between
-    processes that fit the pool and are of use on this host."""
+    processes that fit the pool, are of use on this host and may be used with `tls`."""
     names: list[str] = []
     for transport in transports:
         if transport in (AUTO, MULTI):
-            names += (name for name in between_processes() if _is_of_use(name, on_device))
+            names += (
+                name
+                for name in between_processes()
+                if _is_of_use(name, on_device) and not why_confined(name, tls)
+            )
         else:
             load(transport)
             names.append(transport)

@@ -1,7 +1,8 @@
 """Transport `tcp`: works between any two hosts. The source sends pages from its pool, the reader
 receives them into its own and sums each while it is in the cache.
 
-Readers show that they know the deployment's secret; the bytes themselves are not encrypted.
+Readers show that they know the deployment's secret. With certificates (core/tls.py) the bytes go
+through TLS, else they are not encrypted.
 """
 
 from paceline.core.errors import IncompatiblePeer

@@ -7,9 +7,12 @@ import time
 import numpy as np
 
 from paceline.core.errors import IncompatiblePeer, PeerGone
+from paceline.core.tls import TlsConfig
+from paceline.core.tls_reasons import SET_UP
 from paceline.kv_transfer import tcp_wire as wire
 from paceline.kv_transfer.base import LocalPool, Piece
 from paceline.kv_transfer.geometry import check_equal, check_geometry, geometry_of, no_such_page
+from paceline.kv_transfer.tls_socket import secured
 
 
 class TcpClient:
@@ -19,22 +22,29 @@ class TcpClient:
     """
 
     def __init__(
-        self, pool: LocalPool, address: wire.TcpAddress, hello: wire.ReaderHello, deadline: float
+        self,
+        pool: LocalPool,
+        address: wire.TcpAddress,
+        hello: wire.ReaderHello,
+        tls: TlsConfig,
+        deadline: float,
     ) -> None:
         """Raises PeerGone when nobody answers, IncompatiblePeer when the ends do not match."""
         self._pool = pool
-        self.socket = _connect(address, deadline)
+        _check_encryption(address, tls)
+        connection = _connect(address, deadline)
         try:
+            wire.prepare(connection)
+            self.socket = secured(connection, tls, deadline, is_server=False)
             answer = self._greet(hello, deadline)
         except BaseException:
-            self.socket.close()
+            connection.close()
             raise
         assert answer.geometry is not None
         self.num_source_pages = answer.geometry.num_pages
         self.endpoint = answer.endpoint
 
     def _greet(self, hello: wire.ReaderHello, deadline: float) -> wire.SourceHello:
-        wire.prepare(self.socket)
         self._send(wire.hello_bytes(hello), deadline)
         answer = wire.receive_hello(self.socket, wire.SourceHello, deadline)
         check_equal("version", wire.VERSION, answer.version)
@@ -85,6 +95,12 @@ class TcpClient:
 
     def close(self) -> None:
         self.socket.close()
+
+
+def _check_encryption(address: wire.TcpAddress, tls: TlsConfig) -> None:
+    if address.is_encrypted != tls.is_on:
+        which = "the source encrypts" if address.is_encrypted else "the source does not encrypt"
+        raise IncompatiblePeer(f"{which}, we do otherwise: {SET_UP}", field="tls")
 
 
 def _connect(address: wire.TcpAddress, deadline: float) -> socket.socket:

@@ -14,16 +14,16 @@ class TcpReader:
 
     def __init__(self, pool: LocalPool, settings: TransportSettings) -> None:
         self._pool = pool
-        self._secret = settings.secret
+        self._settings = settings
 
     def connect(self, address: bytes, timeout_s: float) -> ConnectionLink:
         peer = decode_peer(address, TcpAddress, "address")
-        token = token_of(self._secret, self.transport, peer.incarnation)
+        token = token_of(self._settings.secret, self.transport, peer.incarnation)
         hello = ReaderHello(VERSION, peer.incarnation, token)
         return ConnectionLink(
             self.transport,
             self._pool,
-            lambda deadline: TcpConnection(self._pool, peer, hello, deadline),
+            lambda deadline: TcpConnection(self._pool, peer, hello, self._settings.tls, deadline),
             MAX_CONNECTIONS,
             timeout_s,
         )

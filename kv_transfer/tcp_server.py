@@ -19,6 +19,7 @@ from paceline.core.kv_layout import PAGE_TOKENS
 from paceline.kv_transfer import tcp_wire as wire
 from paceline.kv_transfer.base import MAX_PIECE_PAGES, LocalPool, PageIds, TransportSettings
 from paceline.kv_transfer.geometry import geometry_of
+from paceline.kv_transfer.tls_socket import secured
 
 MAX_CONNECTIONS = 128
 HELLO_TIMEOUT_S = 2.0
@@ -40,12 +41,12 @@ class TcpServer(ABC):
         self._listener = _listen(settings.host)
         host = settings.advertised_host or settings.host
         port = self._listener.getsockname()[1]
-        self._address = wire.TcpAddress(host, port, settings.incarnation)
+        self._address = wire.TcpAddress(host, port, settings.incarnation, settings.tls.is_on)
         name = f"{self.transport}-source"
         self._thread = threading.Thread(target=self._accept, name=name, daemon=True)
 
     @abstractmethod
-    def _serve(self, connection: socket.socket, hello: wire.ReaderHello) -> None:
+    def _serve(self, connection: wire.Stream, hello: wire.ReaderHello) -> None:
         """Until the reader leaves or misbehaves, which may raise OSError or PacelineError."""
 
     def _endpoint(self) -> bytes:
@@ -98,15 +99,16 @@ class TcpServer(ABC):
                 wire.prepare(connection)
                 wire.set_timeout(connection, socket.SO_SNDTIMEO, wire.DEAD_AFTER_S)
                 deadline = time.monotonic() + HELLO_TIMEOUT_S
-                hello = wire.receive_hello(connection, wire.ReaderHello, deadline)
-                if self._answer(connection, hello):
-                    self._serve(connection, hello)
+                stream = secured(connection, self._settings.tls, deadline, is_server=True)
+                hello = wire.receive_hello(stream, wire.ReaderHello, deadline)
+                if self._answer(stream, hello):
+                    self._serve(stream, hello)
         finally:
             with self._lock:
                 del self._connections[connection]
             connection.close()
 
-    def _answer(self, connection: socket.socket, hello: wire.ReaderHello) -> bool:
+    def _answer(self, connection: wire.Stream, hello: wire.ReaderHello) -> bool:
         refused = self._why_refused(hello)
         welcome = None if refused else geometry_of(self._pool)
         endpoint = b"" if refused else self._endpoint()
@@ -121,7 +123,7 @@ class TcpServer(ABC):
             return "incarnation"
         return "" if hmac.compare_digest(hello.token, self._token) else "secret"
 
-    def _next_pages(self, connection: socket.socket) -> tuple[PageIds, int | None]:
+    def _next_pages(self, connection: wire.Stream) -> tuple[PageIds, int | None]:
         """Waits for a request that can be met; others are answered here."""
         while True:
             pages, num_tokens = _receive_request(connection)
@@ -132,7 +134,7 @@ class TcpServer(ABC):
             connection.sendall(wire.REPLY.pack(wire.NO_SUCH_PAGE, page))
 
 
-def _receive_request(connection: socket.socket) -> tuple[PageIds, int]:
+def _receive_request(connection: wire.Stream) -> tuple[PageIds, int]:
     """Waits for the next request, for ever. Raises PeerGone for anything that is none."""
     wire.set_timeout(connection, socket.SO_RCVTIMEO, 0)
     head = connection.recv(wire.REQUEST.size)

@@ -1,7 +1,5 @@
 """Source of tcp: sends pages straight from the pool."""
 
-import socket
-
 from paceline.kv_transfer import tcp_wire as wire
 from paceline.kv_transfer.base import PageIds
 from paceline.kv_transfer.cells import gather_cells
@@ -13,13 +11,11 @@ class TcpSource(TcpServer):
 
     transport = "tcp"
 
-    def _serve(self, connection: socket.socket, hello: wire.ReaderHello) -> None:
+    def _serve(self, connection: wire.Stream, hello: wire.ReaderHello) -> None:
         while True:
             self._send_pages(connection, *self._next_pages(connection))
 
-    def _send_pages(
-        self, connection: socket.socket, pages: PageIds, num_tokens: int | None
-    ) -> None:
+    def _send_pages(self, connection: wire.Stream, pages: PageIds, num_tokens: int | None) -> None:
         group, memory = self._pool.group, self._pool.memory
         if num_tokens is not None:
             cells = gather_cells(memory, pages, group, num_tokens)

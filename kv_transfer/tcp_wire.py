@@ -5,7 +5,8 @@
     reader → source   REQUEST, page ids as int64         as often as it likes
     source → reader   REPLY, then the pages' cells       whole pages, or the used start of each cell
 
-Anything else closes the connection at its first wrong byte. Transports whose library moves the
+With certificates all this goes through TLS. Anything else closes the connection at its first wrong
+byte. Transports whose library moves the
 cells speak the same: `ucx` up to the REPLY, `nixl` the hellos only.
 """
 
@@ -13,7 +14,7 @@ import hmac
 import socket
 import struct
 import time
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -40,10 +41,22 @@ _TIMEVAL = struct.Struct("ll")
 _PEEK = int(socket.MSG_DONTWAIT | socket.MSG_PEEK)  # once: it takes longer than the call
 
 
+class Stream(Protocol):
+    """A connected socket, or TLS over one (tls_socket.py)."""
+
+    def recv(self, num_bytes: int, flags: int = 0, /) -> bytes: ...
+    def recv_into(self, view: memoryview, num_bytes: int = 0, flags: int = 0, /) -> int: ...
+    def sendall(self, data: bytes | memoryview, /) -> None: ...
+    def setsockopt(self, level: int, option: int, value: int | bytes, /) -> None: ...
+    def shutdown(self, how: int, /) -> None: ...
+    def close(self) -> None: ...
+
+
 class TcpAddress(msgspec.Struct, frozen=True, array_like=True):
     host: str
     port: int
     incarnation: str
+    is_encrypted: bool = False  # readers must speak TLS
 
 
 class ReaderHello(msgspec.Struct, frozen=True, array_like=True):
@@ -76,7 +89,7 @@ def prepare(connection: socket.socket) -> None:
     connection.setblocking(True)
 
 
-def set_timeout(connection: socket.socket, option: int, timeout_s: float) -> None:
+def set_timeout(connection: Stream, option: int, timeout_s: float) -> None:
     """SO_RCVTIMEO or SO_SNDTIMEO; 0 waits for ever.
 
     Python's own timeouts make the socket non-blocking, which costs a poll for each call and the
@@ -87,7 +100,7 @@ def set_timeout(connection: socket.socket, option: int, timeout_s: float) -> Non
     connection.setsockopt(socket.SOL_SOCKET, option, value)
 
 
-def receive_into(connection: socket.socket, view: memoryview, deadline: float) -> None:
+def receive_into(connection: Stream, view: memoryview, deadline: float) -> None:
     """Fills `view`. Raises PeerGone: the end of the stream, an error, or `deadline` passed."""
     while len(view):
         remaining = deadline - time.monotonic()
@@ -105,7 +118,7 @@ def receive_into(connection: socket.socket, view: memoryview, deadline: float) -
         view = view[received:]
 
 
-def is_quiet(connection: socket.socket) -> bool:
+def is_quiet(connection: Stream) -> bool:
     """Whether it is open and has nothing to read, as far as this host knows. Does not wait."""
     try:
         connection.recv(1, _PEEK)
@@ -116,7 +129,7 @@ def is_quiet(connection: socket.socket) -> bool:
     return False
 
 
-def receive(connection: socket.socket, num_bytes: int, deadline: float) -> bytes:
+def receive(connection: Stream, num_bytes: int, deadline: float) -> bytes:
     data = bytearray(num_bytes)
     receive_into(connection, memoryview(data), deadline)
     return bytes(data)
@@ -127,7 +140,7 @@ def hello_bytes(hello: ReaderHello | SourceHello) -> bytes:
     return MAGIC + LENGTH.pack(len(payload)) + payload
 
 
-def receive_hello(connection: socket.socket, kind: type[T], deadline: float) -> T:
+def receive_hello(connection: Stream, kind: type[T], deadline: float) -> T:
     """Raises PeerGone at the first byte that is not ours, IncompatiblePeer for another version."""
     for expected in MAGIC:
         if receive(connection, 1, deadline)[0] != expected:

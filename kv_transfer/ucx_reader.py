@@ -6,6 +6,7 @@ import threading
 import msgspec
 import numpy as np
 
+from paceline.core.tls import TlsConfig
 from paceline.kernels.pages import sum_pages
 from paceline.kv_transfer import tcp_wire as wire
 from paceline.kv_transfer.base import CellSums, LocalPool, PageIds, Piece, TransportSettings
@@ -25,7 +26,7 @@ class UcxReader:
 
     def __init__(self, pool: LocalPool, settings: TransportSettings) -> None:
         self._pool = pool
-        self._secret = settings.secret
+        self._settings = settings
         self._lock = threading.Lock()
         self._worker: UcxWorker | None = None  # until the first link
         self._channels = itertools.count()
@@ -53,9 +54,9 @@ class UcxReader:
             worker = self._worker
         channel = next(self._channels)
         endpoint = msgspec.msgpack.encode(UcxEndpoint(worker.address, channel))
-        token = wire.token_of(self._secret, self.transport, peer.incarnation)
+        token = wire.token_of(self._settings.secret, self.transport, peer.incarnation)
         hello = wire.ReaderHello(wire.VERSION, peer.incarnation, token, endpoint)
-        return UcxConnection(self._pool, peer, hello, worker, channel, deadline)
+        return UcxConnection(self._pool, peer, hello, self._settings.tls, worker, channel, deadline)
 
 
 class UcxConnection(TcpClient):
@@ -66,11 +67,12 @@ class UcxConnection(TcpClient):
         pool: LocalPool,
         peer: wire.TcpAddress,
         hello: wire.ReaderHello,
+        tls: TlsConfig,
         worker: UcxWorker,
         channel: int,
         deadline: float,
     ) -> None:
-        super().__init__(pool, peer, hello, deadline)
+        super().__init__(pool, peer, hello, tls, deadline)
         self._number = channel
         self._num_pieces = 0
         try:

@@ -1,7 +1,6 @@
 """Source of ucx: requests come over TCP, pages leave through UCX, straight from the pool."""
 
 import itertools
-import socket
 import time
 
 from paceline.kv_transfer import tcp_wire as wire
@@ -34,7 +33,7 @@ class UcxSource(TcpServer):
     def _endpoint(self) -> bytes:
         return self._worker.address
 
-    def _serve(self, connection: socket.socket, hello: wire.ReaderHello) -> None:
+    def _serve(self, connection: wire.Stream, hello: wire.ReaderHello) -> None:
         reader = decode_peer(hello.endpoint, UcxEndpoint, "endpoint")
         channel = self._worker.open(reader.address, time.monotonic() + wire.DEAD_AFTER_S)
         try:

@@ -92,7 +92,9 @@ class WorkerConfig:
         _check("num_threads", self.num_threads, self.num_threads >= 0, "must not be negative")
         share = self.max_pinned_share
         _check("max_pinned_share", share, 0 < share <= 1, "must lie in (0, 1]")
-        check_transports("transports", self.transports, on_device=self.device != "cpu")
+        check_transports(
+            "transports", self.transports, on_device=self.device != "cpu", tls=self.tls
+        )
         has_pool = self.device == "cpu" or self.tiers == Path()
         _check("tiers", str(self.tiers), has_pool, "a pool on a device has no tiers yet")
         load_tiers(self.tiers)
@@ -111,9 +113,11 @@ def check_device_name(device: str) -> None:
     _check("device", device, known, "must be cpu, cuda or cuda:INDEX")
 
 
-def check_transports(field: str, transports: tuple[str, ...], *, on_device: bool) -> None:
+def check_transports(
+    field: str, transports: tuple[str, ...], *, on_device: bool, tls: TlsConfig = PLAIN
+) -> None:
     _check(field, transports, bool(transports), "must name one, or auto")
     for name in transports:
-        is_choice = name in (registry.AUTO, registry.MULTI)
-        reason = "" if is_choice else registry.problem_of(name, on_device)
-        _check(field, name, not reason, reason)
+        if name not in (registry.AUTO, registry.MULTI):
+            reason = registry.problem_of(name, on_device) or registry.why_confined(name, tls)
+            _check(field, name, not reason, reason)

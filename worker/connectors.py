@@ -57,13 +57,14 @@ def make_connectors(config: WorkerConfig, rank: RankProcess) -> Connectors:
     """Starts the sources, unless the rank has. Raises ConfigError for a transport that cannot be
     had."""
     ready, pool = rank.ready, rank.local_pool()
-    names = registry.names_of(config.transports, on_device=pool is None)
+    names = registry.names_of(config.transports, on_device=pool is None, tls=config.tls)
     if pool is not None:
         settings = TransportSettings(
             incarnation=rank.incarnation,
             host=config.host,
             advertised_host=config.advertise_host,
             secret=config.secret.encode(),
+            tls=config.tls,
         )
         return host_connectors(names, pool, settings)
     return Connectors(

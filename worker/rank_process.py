@@ -129,7 +129,7 @@ def rank_config(
 ) -> RankConfig:
     """`addresses`: where commands come from, steps go to, and the pool is asked."""
     on_device = config.device != "cpu"
-    names = registry.names_of(config.transports, on_device=on_device)
+    names = registry.names_of(config.transports, on_device=on_device, tls=config.tls)
     command_address, step_address, pool_address = addresses
     return RankConfig(
         model=config.model,

@@ -3,7 +3,7 @@ from collections.abc import Iterator
 import pytest
 
 from paceline.kv_transfer import registry
-from tests.contract import by_rank
+from tests.contract import by_rank, tcp_tls
 from tests.contract.ends import CUDA_IPC, CUDA_IPC_ACROSS, Ends, connected
 from tests.contract.pools import ACROSS, SMALL, make_pool
 
@@ -15,17 +15,22 @@ LIBRARIES = ["ucx", SLOW_NIXL]
 
 
 ON_DEVICES = [CUDA_IPC, CUDA_IPC_ACROSS]
+TCP_TLS = pytest.param("tcp_tls", marks=pytest.mark.slow)
 OF_TESTS = {
     "shm_by_rank": registry.Entry(by_rank.__name__),
+    "tcp_tls": registry.Entry(tcp_tls.__name__),
     ACROSS: registry.Entry("paceline.kv_transfer.cuda_ipc", on_device=True),
 }
 
 
-@pytest.fixture(params=["local", "shm", "tcp", "multi", *LIBRARIES, *ON_DEVICES, "shm_by_rank"])
+@pytest.fixture(
+    params=["local", "shm", "tcp", "multi", *LIBRARIES, *ON_DEVICES, "shm_by_rank", TCP_TLS]
+)
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Every transport of the product; a new one is added here and must pass the whole suite.
 
-    `shm_by_rank`: as a front reads into a pool that only its rank can reach.
+    `shm_by_rank`: as a front reads into a pool that only its rank can reach. `tcp_tls`: tcp with
+    certificates.
     """
     name: str = request.param
     know(name, monkeypatch)

@@ -54,10 +54,12 @@ class Ends:
 
 
 @contextmanager
-def connected(transport: str, source_pool: Pool, pool: Pool) -> Iterator[Ends]:
-    source = registry.make_source(transport, source_pool, SETTINGS)
+def connected(
+    transport: str, source_pool: Pool, pool: Pool, settings: TransportSettings = SETTINGS
+) -> Iterator[Ends]:
+    source = registry.make_source(transport, source_pool, settings)
     source.start()
-    reader = registry.make_reader(transport, pool, SETTINGS)
+    reader = registry.make_reader(transport, pool, settings)
     link = reader.connect(source.address(), timeout_s=2)
     try:
         yield Ends(source_pool, pool, source, reader, link)
