@@ -202,6 +202,19 @@ def model() -> Schema:
     return closed(name=TEXT, path=MODEL_PATH, volume=MAP | {"maxProperties": 1}, fetch=fetch)
 
 
+def tls() -> Schema:
+    hours = TEXT | {"pattern": "^([0-9]+(h|m|s))+$"}
+    return closed(
+        existing=NAME,
+        issuer=closed(name=NAME, kind=TEXT | {"minLength": 1}, group=TEXT | {"minLength": 1}),
+        duration=hours,
+        renewBefore=hours,
+        name=NAME | {"minLength": 1},
+        required=FLAG,
+        fabricEncrypted=FLAG,
+    )
+
+
 def redis() -> Schema:
     external = closed(
         host=TEXT | {"pattern": r"^[A-Za-z0-9.:\[\]-]*$"},
@@ -260,6 +273,7 @@ def values_schema() -> Schema:
         "image": image,
         "model": model(),
         "secret": closed(existing=NAME),
+        "tls": tls(),
         "redis": redis(),
         "gateway": gateway(),
         "router": closed(**router),

@@ -27,6 +27,7 @@ from tests.support.workers import wait_for
 
 pytestmark = [pytest.mark.slow]
 
+ONCE = pytest.mark.parametrize("encrypted", ["tcp"], indirect=True, scope="module")
 NOTICED_S = 2.5  # workers look once a second whether the files have changed
 SAMPLING = {"max_tokens": 24, "temperature": 0}
 
@@ -91,6 +92,7 @@ def test_split_requests_get_the_tokens_of_one_worker(encrypted: Encrypted) -> No
     assert pulled > 0
 
 
+@ONCE
 async def test_tickets_are_checked_all_the_same(encrypted: Encrypted) -> None:
     endpoint = f"127.0.0.1:{encrypted.port('prefill-0')}"
     metadata = caller_token.metadata(encrypted.cluster.secret.encode())
@@ -110,6 +112,7 @@ async def sent_until(over: asyncio.Event, encrypted: Encrypted) -> list[Answer]:
     return answers
 
 
+@ONCE
 async def test_no_request_fails_while_certificates_and_their_authority_are_replaced(
     encrypted: Encrypted,
 ) -> None:
@@ -131,6 +134,7 @@ async def test_no_request_fails_while_certificates_and_their_authority_are_repla
     assert not [answer.error for answer in answers if not answer.is_complete]
 
 
+@ONCE
 def test_a_worker_that_starts_after_that_is_met_by_new_connections(encrypted: Encrypted) -> None:
     encrypted.mount.issue()
     encrypted.cluster.kill("prefill-0")

@@ -1,5 +1,6 @@
 """Pods of the chart: what they run, with what settings, limits, probes and time to end."""
 
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,10 @@ from redis.asyncio.connection import SSLConnection, parse_url
 
 from benchmarks import chart_objects
 from benchmarks.chart_objects import EXAMPLES, Object, Values
-from paceline.core.config import parse
+from paceline.core.config import parse, settings_of
 from paceline.gateway.config import GatewayConfig
 from paceline.kv_transfer.tiers.config import load_tiers
+from tests.support.certificates import Mount
 from tests.support.chart import (
     CONFIGS,
     container,
@@ -47,6 +49,11 @@ def configuration(found: Object, objects: list[Object], folder: Path) -> Any:
         maps = [item["data"] for item in objects if item["kind"] == "ConfigMap"]
         (folder / name).write_text(next(data[name] for data in maps if name in data))
         variables["PACELINE_WORKER_TIERS"] = str(folder / name)
+    if "PACELINE_TLS_CA" in variables:
+        mounted = Mount(folder / secrets.token_hex(4))
+        for name, path in mounted.environment.items():
+            assert Path(variables[name]).name == Path(path).name
+            variables[name] = path
     return parse(CONFIGS[service], found["args"][1:], variables, service)
 
 
@@ -62,8 +69,7 @@ def test_services_accept_all_that_they_are_given(path: Path, tmp_path: Path) -> 
             if found["name"] == "redis":
                 continue
             config = configuration(found, objects, tmp_path)
-            prefix = config.env_prefix
-            ours = {prefix + name.upper() for name in config.__dataclass_fields__}
+            ours = {item.variable for item in settings_of(type(config))}
             assert environment(found).keys() - FOREIGN - libraries <= ours
             services += 1
     assert services >= 4
@@ -420,6 +426,52 @@ def test_an_external_redis_is_reached_by_tls_with_its_password() -> None:
         authority = Path(options["ssl_ca_certs"])
         mount = mounts(found)[str(authority.parent)]
         assert volumes(pod(objects, service))[mount["name"]]["secret"]["secretName"] == "authority"
+
+
+def tls_of(objects: list[Object], service: str) -> tuple[dict[str, str], Object]:
+    """Variables of TLS, and the Secret whose files they name."""
+    found = container(objects, service)
+    variables = {k: v for k, v in environment(found).items() if k.startswith("PACELINE_TLS_")}
+    mount = mounts(found)[str(Path(variables["PACELINE_TLS_KEY"]).parent)]
+    assert "subPath" not in mount and mount["readOnly"]  # renewed in the pod
+    return variables, volumes(pod(objects, service))[mount["name"]]["secret"]
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_every_service_gets_the_same_certificate(service: str) -> None:
+    objects = rendered(tls={"existing": "ours", "required": True, "fabricEncrypted": True})
+    variables, secret = tls_of(objects, service)
+    assert secret == {"secretName": "ours", "defaultMode": 0o440}
+    assert variables == tls_of(objects, "router")[0]
+    assert variables["PACELINE_TLS_ENCRYPTION"] == "required"
+    assert variables["PACELINE_TLS_FABRIC_ENCRYPTED"] == "true"
+    assert "Certificate" not in {item["kind"] for item in objects}
+
+
+def test_both_workers_of_a_pod_get_the_certificate() -> None:
+    objects = rendered(pools=COLOCATED, tls={"existing": "ours"})
+    for role in ("prefill", "decode"):
+        found = container(objects, "pair", role)
+        assert environment(found)["PACELINE_TLS_ENCRYPTION"] == "auto"
+        assert mounts(found)["/etc/paceline/tls"]["name"] == "tls"
+    assert volumes(pod(objects, "pair"))["tls"]["secret"]["secretName"] == "ours"
+
+
+def test_cert_manager_makes_the_certificate_under_the_name_that_services_expect() -> None:
+    issuer = {"name": "authority", "kind": "ClusterIssuer"}
+    objects = rendered(tls={"issuer": issuer, "name": "paceline.prod"})
+    wanted = of_kind(objects, "Certificate")["tls"]["spec"]
+    variables, secret = tls_of(objects, "decode")
+    assert wanted["secretName"] == secret["secretName"] == "demo-tls"
+    assert wanted["dnsNames"] == [variables["PACELINE_TLS_NAME"]] == ["paceline.prod"]
+    assert wanted["issuerRef"] == {**issuer, "group": "cert-manager.io"}
+    assert {"server auth", "client auth"} <= set(wanted["usages"])
+
+
+def test_without_a_certificate_nothing_is_encrypted() -> None:
+    for service in SERVICES:
+        found = container(rendered(), service)
+        assert not [name for name in environment(found) if name.startswith("PACELINE_TLS_")]
 
 
 def test_a_secret_of_yours_replaces_the_one_that_is_made() -> None:

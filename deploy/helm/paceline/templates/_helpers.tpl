@@ -64,7 +64,7 @@ paceline/role: {{ .role }}
 {{- toJson $out }}
 {{- end }}
 
-{{/* Environment of a service: the deployment's secret, then `settings` by their variables' names. */}}
+{{/* Environment of a service: the deployment's secret, `settings` by their variables' names, TLS. */}}
 {{- define "paceline.environment" -}}
 - name: {{ .prefix }}SECRET
   valueFrom:
@@ -72,6 +72,45 @@ paceline/role: {{ .role }}
 {{- range $name, $value := .settings }}
 - name: {{ $.prefix }}{{ upper $name }}
   value: {{ include "paceline.text" $value | quote }}
+{{- end }}
+{{- include "paceline.tlsEnvironment" .root }}
+{{- end }}
+
+{{/* Name of the Secret with the services' certificate; empty without TLS. */}}
+{{- define "paceline.tlsSecret" -}}
+{{- with .Values.tls }}
+{{- if and .existing .issuer.name }}
+{{- fail "tls: existing and issuer.name exclude each other" }}
+{{- end }}
+{{- if and .required (not .existing) (not .issuer.name) }}
+{{- fail "tls.required: needs tls.existing or tls.issuer.name" }}
+{{- end }}
+{{- .existing | default (ternary (printf "%s-tls" (include "paceline.name" $)) "" (not (empty .issuer.name))) }}
+{{- end }}
+{{- end }}
+
+{{- define "paceline.tlsEnvironment" -}}
+{{- if include "paceline.tlsSecret" . }}
+- {name: PACELINE_TLS_CA, value: /etc/paceline/tls/ca.crt}
+- {name: PACELINE_TLS_CERT, value: /etc/paceline/tls/tls.crt}
+- {name: PACELINE_TLS_KEY, value: /etc/paceline/tls/tls.key}
+- {name: PACELINE_TLS_NAME, value: {{ .Values.tls.name }}}
+- {name: PACELINE_TLS_ENCRYPTION, value: {{ ternary "required" "auto" .Values.tls.required }}}
+- {name: PACELINE_TLS_FABRIC_ENCRYPTED, value: {{ .Values.tls.fabricEncrypted | quote }}}
+{{- end }}
+{{- end }}
+
+{{- define "paceline.tlsMount" -}}
+{{- if include "paceline.tlsSecret" . }}
+- {name: tls, mountPath: /etc/paceline/tls, readOnly: true}
+{{- end }}
+{{- end }}
+
+{{/* Mounted whole, it is renewed in the pod; the pod's group reads it. */}}
+{{- define "paceline.tlsVolume" -}}
+{{- with include "paceline.tlsSecret" . }}
+- name: tls
+  secret: {secretName: {{ . }}, defaultMode: 0440}
 {{- end }}
 {{- end }}
 

@@ -134,6 +134,7 @@
     {{- if $values.tierVolume }}
     - {name: tier{{ $worker.suffix }}, mountPath: /var/cache/paceline}
     {{- end }}
+    {{- include "paceline.tlsMount" .root | nindent 4 }}
     {{- include "paceline.redisMount" .root | nindent 4 }}
 {{- end }}
 
