@@ -20,6 +20,10 @@ class Deadline:
         """At least a millisecond: what has no time left fails in its own way."""
         return max(0.001, self.started_s + self.limit_s - now_s())
 
+    @property
+    def is_over(self) -> bool:
+        return now_s() >= self.started_s + self.limit_s
+
     def error(self) -> DeadlineExceeded:
         return DeadlineExceeded(f"not finished within {self.limit_s:g} s")
 

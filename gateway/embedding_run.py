@@ -66,10 +66,15 @@ class EmbeddingRun:
             self._metrics.choice_ended(FinishReason.CANCELLED)
         self._metrics.prompt_tokens_cached.inc(self.record.num_cached_tokens)
         self._metrics.e2e.observe(now_s() - self._deadline.started_s)
+        self.record.outcome = self._outcome(num_missing)
+
+    def _outcome(self, num_missing: int) -> str:
         if self._failure is not None:
-            self.record.outcome = self._failure.code.value
-        else:
-            self.record.outcome = ErrorCode.CANCELLED.value if num_missing else COMPLETED
+            return self._failure.code.value
+        if not num_missing:
+            return COMPLETED
+        is_late = self._deadline.is_over  # whoever keeps it has cancelled us
+        return (ErrorCode.DEADLINE_EXCEEDED if is_late else ErrorCode.CANCELLED).value
 
     async def _vectors(self, jobs: Sequence[EmbeddingJob], form: VectorForm) -> list[Vector]:
         num_tokens = self.record.num_prompt_tokens = sum(len(job.prompt.token_ids) for job in jobs)

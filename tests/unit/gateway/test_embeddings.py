@@ -151,6 +151,16 @@ async def test_one_that_fails_ends_the_others(deployment: Deployment) -> None:
         await third.cancelled.wait()
 
 
+async def test_the_deadline_is_kept(model_dir: Any) -> None:
+    async with running(model_dir, request_timeout_s=0.5) as brief:
+        brief.router.reply = lambda request: Reply([], delay_s=30)
+        answer = await post(brief)
+        assert answer.status_code == 504 and "within 0.5 s" in answer.json()["error"]["message"]
+        await until(lambda: all(one.cancelled.is_set() for one in brief.router.submissions))
+        (shown,) = json.loads(brief.gateway.serving.requests_page())["ended"]
+        assert shown["outcome"] == "deadline_exceeded"
+
+
 async def test_a_drain_whose_time_is_over_ends_them(deployment: Deployment) -> None:
     deployment.router.reply = lambda request: Reply([], delay_s=30)
     work = asyncio.create_task(post(deployment))
