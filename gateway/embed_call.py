@@ -4,24 +4,28 @@ from paceline.core.errors import InvalidRequest
 from paceline.core.pooling import Pooling
 from paceline.gateway.contents import Content, check_count
 from paceline.gateway.deadline import Deadline
-from paceline.gateway.embeddings import FIELD, EmbeddingWishes, embeddings
+from paceline.gateway.embeddings import FIELD, OPERATION, EmbeddingWishes, embeddings
 from paceline.gateway.request_log import Origin
 from paceline.gateway.serving import Serving
 from paceline.gateway.tenants import Tenant
 from paceline.rpc.convert import pooling_from_proto
 from paceline.v1.generate_pb2 import Embedding, EmbedInput, EmbedRequest, EmbedResponse
 
-ORIGIN = Origin("embeddings")
+_UNTRACED = Origin(OPERATION)
 
 
 async def embed(
-    serving: Serving, request: EmbedRequest, tenant: Tenant, deadline: Deadline
+    serving: Serving,
+    request: EmbedRequest,
+    tenant: Tenant,
+    deadline: Deadline,
+    origin: Origin = _UNTRACED,
 ) -> EmbedResponse:
     """Raises PacelineError. When it is cancelled, all ends upstream."""
     async with deadline.kept():
         model = serving.model_or_only(request.model)
         wishes = _wishes(request, serving.config.max_embedding_inputs)
-        found = await embeddings(serving, model, wishes, tenant, deadline, ORIGIN)
+        found = await embeddings(serving, model, wishes, tenant, deadline, origin)
 
         def message() -> EmbedResponse:
             return EmbedResponse(

@@ -22,6 +22,7 @@ from paceline.v1.control_pb2 import ModelInfo
 
 DECODER = msgspec.json.Decoder(EmbeddingRequest)
 FIELD = "input"  # at fault when an input is
+OPERATION = "embeddings"  # as OpenTelemetry names it
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,6 @@ class EmbeddingEndpoint(Endpoint[EmbeddingRequest]):
             request,
             exchange.tenant,
             exchange.deadline,
-            Origin("embeddings", exchange.traceparent),
+            Origin(embeddings.OPERATION, exchange.traceparent),
         )
         await exchange.run(work, exchange.reply)

@@ -9,6 +9,7 @@ import grpc
 from paceline.core.errors import ErrorCode, PacelineError
 from paceline.gateway.deadline import Deadline
 from paceline.gateway.embed_call import embed
+from paceline.gateway.embeddings import OPERATION
 from paceline.gateway.generate_call import responses
 from paceline.gateway.request_log import Origin
 from paceline.gateway.serving import Serving
@@ -59,7 +60,8 @@ class GenerateService(GenerateServiceServicer):
 
     async def Embed(self, request: EmbedRequest, context: _Context) -> EmbedResponse:
         deadline, tenant = self._deadline(context), self._tenant(context)
-        return await embed(self._serving, request, tenant, deadline)
+        origin = Origin(OPERATION, _metadata(context, "traceparent").decode("latin-1"))
+        return await embed(self._serving, request, tenant, deadline, origin)
 
     def _tenant(self, context: _Context) -> Tenant:
         return self._serving.authentication.tenant_of(_metadata(context, "authorization") or None)

@@ -49,8 +49,9 @@ class SlotTrace:
         if not self._pull_began_ns:
             self._pull_began_ns = self._pull_ended_ns - round(took_s * 1e9)
 
-    def ended(self, *, is_reservation: bool, hands_over: bool) -> None:
-        """`is_reservation`: its KV came from elsewhere; `hands_over`: it goes elsewhere."""
+    def ended(self, *, is_reservation: bool, decodes: bool) -> None:
+        """`is_reservation`: its KV came from elsewhere; `decodes`: it goes on here after its first
+        token, or would have."""
         now = time.time_ns()
         first = self._first_ns or now
         failed = "" if self._first_ns else self.error or ErrorCode.CANCELLED.value
@@ -63,6 +64,6 @@ class SlotTrace:
             self._spans.record(tracing.PULL, self._parent, *bounds, pull, failed)
         if not is_reservation:
             self._spans.record(tracing.PREFILL, self._parent, self._opened_ns, first, error=failed)
-        if self._first_ns and not hands_over:
+        if self._first_ns and decodes:
             began = self._pull_ended_ns or first
             self._spans.record(tracing.DECODE, self._parent, began, now, error=self.error)

@@ -72,8 +72,8 @@ class SlotTable:
     def close(self, slot: SlotState) -> None:
         slot.stop_timers()
         if slot.trace is not None:
-            is_reservation, hands_over = slot.is_reservation, slot.handoff is not None
-            slot.trace.ended(is_reservation=is_reservation, hands_over=hands_over)
+            decodes = slot.handoff is None and slot.request.pooling is None
+            slot.trace.ended(is_reservation=slot.is_reservation, decodes=decodes)
         self._by_number.pop(slot.number, None)
         slot.stream.slots.pop(slot.router_slot, None)
         if not self._by_number:

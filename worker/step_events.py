@@ -67,6 +67,8 @@ class StepEvents:
                 num_tokens = len(slot.request.token_ids)
                 self._session.metrics.looked_up(num_tokens, event.num_cached_tokens)
                 slot.wanted.clear()
+                if slot.trace is not None:
+                    slot.trace.emitted_first()
                 slot.stream.add_emission(embedding_to_proto(event, slot.router_slot))
             case messages.Failed():
                 self._failed(event, slot)

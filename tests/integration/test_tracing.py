@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
+import httpx
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
@@ -22,7 +24,7 @@ from paceline.core import metrics as names
 from paceline.core import tracing
 from paceline.rpc.channel import connect
 from paceline.v1.common_pb2 import TokenIds
-from paceline.v1.generate_pb2 import GenerateRequest
+from paceline.v1.generate_pb2 import EmbedInput, EmbedRequest, GenerateRequest
 from paceline.v1.generate_pb2_grpc import GenerateServiceStub
 from tests.support.end_to_end import prompt, streaming
 from tests.support.workers import wait_for
@@ -122,6 +124,28 @@ def test_a_split_request_is_one_tree(deployed: Deployed) -> None:
     assert first_ns <= ttft_s * 1e9 + SLACK_NS
     texts = json.dumps([span.attributes for found in tree.values() for span in found])
     assert "default" not in texts  # the tenant's name
+
+
+@pytest.mark.parametrize("way", ["http", "grpc"])
+def test_an_embedding_ends_with_its_prefill(deployed: Deployed, way: str) -> None:
+    own = PARENT.replace("4bf9", "5bf9" if way == "http" else "6bf9")
+    token_ids = prompt(200, salt=500)
+    if way == "http":
+        body = {"model": deployed.model.name, "input": [token_ids]}
+        url, headers = f"{deployed.cluster.base_url}/v1/embeddings", {"traceparent": own}
+        assert httpx.post(url, json=body, headers=headers, timeout=60).status_code == 200
+    else:
+        request = EmbedRequest(inputs=[EmbedInput(tokens=TokenIds(ids=token_ids))])
+        with grpc.insecure_channel(deployed.cluster.grpc_endpoint) as channel:
+            stub: Any = GenerateServiceStub(channel)  # type: ignore[no-untyped-call]
+            stub.Embed(request, metadata=(("traceparent", own),), timeout=60)
+    tree = deployed.trace(lambda span: span.trace_id == own.split("-")[1])
+    names_found = {name: len(found) for name, found in tree.items()}
+    assert names_found == dict.fromkeys(
+        ("root", "prepare", "route", "queue", "attempt", "prefill"), 1
+    )
+    assert not any(span.is_error for found in tree.values() for span in found)
+    assert tree["root"][0].attributes[tracing.OPERATION] == "embeddings"
 
 
 def test_grpc_callers_bring_their_trace_too(deployed: Deployed) -> None:
