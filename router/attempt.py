@@ -60,10 +60,10 @@ class Attempt:
         num_tokens = self.request.num_prompt_tokens + self._start
         uncached = max(1, num_tokens - chosen.num_cached_tokens)
         fly = self._stack.enter_context
-        self.compute = fly(sessions[chosen.worker].fly(self, uncached))  # of the prompt
+        self.compute = fly(sessions[chosen.worker_id].fly(self, uncached))  # of the prompt
         self.decode: Flight | None = None
         if isinstance(plan, Split):
-            self.decode = fly(sessions[plan.decode.worker].fly(self, 0))
+            self.decode = fly(sessions[plan.decode.worker_id].fly(self, 0))
 
     def begin_span(self, spans: Tracing) -> None:
         attributes: Attributes = {

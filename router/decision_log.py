@@ -34,12 +34,12 @@ class Decision:
             model=self.model,
             num_tokens=self.job.num_tokens,
             num_remaining=self.job.num_remaining,
-            prefill_worker=prefill.worker,
-            decode_worker="" if decode.is_prefill else decode.worker,
+            prefill_worker=prefill.worker_id,
+            decode_worker="" if decode.is_prefill else decode.worker_id,
         )
         for candidate, cost in plan.considered:
             message.considered.add(
-                worker_id=candidate.worker,
+                worker_id=candidate.worker_id,
                 is_prefill=candidate.is_prefill,
                 num_cached_tokens=candidate.num_cached_tokens,
                 **cost._asdict(),

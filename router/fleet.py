@@ -1,21 +1,20 @@
 """All workers that the router knows: their links, what may be planned on, the models they serve."""
 
 import asyncio
-import operator
 from collections import Counter as Tally
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from paceline.core.keys import narrowed_salt, root_key, tenant_salt
 from paceline.router.config import RouterConfig
 from paceline.router.metrics import RouterMetrics
-from paceline.router.planner import Candidate
 from paceline.router.worker_link import WorkerLink
 from paceline.router.worker_session import WorkerSession
 from paceline.v1 import common_pb2, control_pb2, worker_pb2
 
 RECENT_HALF_LIFE_S = 60.0
-_RECENT = operator.attrgetter("recent_requests")
+OTHERS_AVERAGE_S = 5.0  # over so long the share of other routers is smoothed
+MAX_OTHERS = 15.0  # what is more is taken for a fault of counting
 MODEL_MEMORY_S = 60.0  # least time that a model without workers is unavailable, then unknown
 
 
@@ -46,6 +45,7 @@ class Fleet:
         self._last_usable: dict[tuple[str, int], float] = {}  # by content digest, context length
         self._models: dict[str, control_pb2.ModelInfo] = {}  # by name
         self._revisions: dict[str, Revision] = {}  # by content digest
+        self.others = 0.0  # load of other routers on the same workers, over that of this one
         self._decayed_at = asyncio.get_running_loop().time()
 
     def sessions(self) -> Iterator[WorkerSession]:
@@ -111,14 +111,12 @@ class Fleet:
         listed = (m for m in self._models.values() if m.content_digest == content_digest)
         return max((m.context_length for m in listed), default=0)
 
-    def can_take(self, session: WorkerSession, now: float, num_tokens: int) -> bool:
-        """It may get work, has room for `num_tokens`, and a free slot."""
-        return (
-            session.num_in_flight < self._config.max_slots_per_worker
-            and session.info.context_length >= num_tokens
-            and session.is_usable(now, self._config.stale_after_s)
-            and not session.is_busy(now)
-        )
+    def open_now(
+        self, sessions: Iterable[WorkerSession], now: float, num_tokens: int
+    ) -> list[WorkerSession]:
+        """Those that may get work, have room for `num_tokens`, and a free slot."""
+        stale_after_s, num_slots = self._config.stale_after_s, self._config.max_slots_per_worker
+        return [s for s in sessions if s.can_take(now, stale_after_s, num_slots, num_tokens)]
 
     def digest_of(self, request: common_pb2.TokenRequest) -> str | None:
         """The content digest that a request's keys are rooted in; None: of no worker we know."""
@@ -218,36 +216,20 @@ class Fleet:
         self._last_usable[info.content_digest, info.context_length] = now
 
     def decay(self, now: float) -> None:
-        """Halves what is recent every RECENT_HALF_LIFE_S, in steps of at least a second."""
-        if now - self._decayed_at < 1:
+        """At most once a second: halves what is recent every RECENT_HALF_LIFE_S, and notes how
+        much of the load on its workers is of other routers."""
+        elapsed_s = now - self._decayed_at
+        if elapsed_s < 1:
             return
-        factor = 0.5 ** ((now - self._decayed_at) / RECENT_HALF_LIFE_S)
         self._decayed_at = now
+        factor = 0.5 ** (elapsed_s / RECENT_HALF_LIFE_S)
+        ours = theirs = 0
         for session in self.sessions():
             session.recent_requests *= factor
-
-
-def mean_recent(sessions: list[WorkerSession]) -> float:
-    """Recent requests of the workers of one role, on average."""
-    total: float = sum(map(_RECENT, sessions))
-    return total / max(1, len(sessions))
-
-
-def candidate_of(session: WorkerSession, num_cached_tokens: int, mean: float) -> Candidate:
-    """What the planner sees of a session. `mean`: of the recent requests of its peers."""
-    load = session.load
-    return Candidate(
-        worker=session.worker_id,
-        is_prefill=session.is_prefill,
-        num_cached_tokens=num_cached_tokens,
-        num_waiting_tokens=max(load.num_waiting_tokens, session.pending_tokens),
-        num_unreported_tokens=session.unreported_tokens,
-        num_running=max(load.num_running + load.num_waiting, session.num_in_flight),
-        num_free_pages=load.num_free_pages,
-        num_pages=load.num_pages,
-        most_pages=session.most_pages,
-        recent_share=session.recent_requests / mean if mean else 1.0,
-    )
+            ours += session.num_in_flight
+            theirs += max(0, session.num_reported - session.num_in_flight)
+        measured = min(theirs / max(1, ours), MAX_OTHERS)
+        self.others += min(1.0, elapsed_s / OTHERS_AVERAGE_S) * (measured - self.others)
 
 
 def _model_of(info: worker_pb2.WorkerInfo) -> control_pb2.ModelInfo:

@@ -17,8 +17,8 @@ from paceline.router.admission import Order
 from paceline.router.attempt import Attempt
 from paceline.router.config import RouterConfig
 from paceline.router.decision_log import DecisionLog
-from paceline.router.fleet import Fleet, Revision, candidate_of, mean_recent
-from paceline.router.planner import Candidate, Job, Plan, Whole, draw, plan
+from paceline.router.fleet import Fleet, Revision
+from paceline.router.planner import Job, Plan, Whole, plan
 from paceline.router.request import Request
 from paceline.router.worker_session import WorkerSession
 
@@ -115,7 +115,15 @@ class Placer:
             raise Cancelled("nothing of the request is wanted any more")
         now = asyncio.get_running_loop().time()
         num_tokens = line.request.num_prompt_tokens + len(line.request.logs[choices[0]].tokens)
-        job = Job(num_tokens, line.num_remaining, len(choices), line.avoid, line.may_split)
+        self._fleet.decay(now)
+        job = Job(
+            num_tokens,
+            line.num_remaining,
+            len(choices),
+            line.avoid,
+            line.may_split,
+            self._fleet.others,
+        )
         found = self._plan(line, job, now)
         if found is None:
             self._check_patience(line, now)
@@ -127,25 +135,12 @@ class Placer:
         revision = self._fleet.revision(line.digest)
         if revision is None:
             return None
-        self._fleet.decay(now)
         cached = self._cached_tokens(line, job.num_tokens, now)
         num_at_most = line.request.num_tokens_at_most
-        warmest = sorted(cached, key=lambda s: (-cached[s], self._rng.random()))
-
-        def drawn(workers: list[WorkerSession], *, prefill: bool) -> list[Candidate]:
-            mean = mean_recent(workers)
-
-            def describe(session: WorkerSession) -> Candidate | None:
-                if not self._fleet.can_take(session, now, num_at_most):
-                    return None
-                return candidate_of(session, cached.get(session, 0), mean)
-
-            warm = (s for s in warmest if workers and s.is_prefill == prefill)
-            return draw(job, workers, warm, describe, self._rng)
-
         prefill, decode = self._sides(revision, job, now, num_at_most)
-        sides = drawn(prefill, prefill=True), drawn(decode, prefill=False)
-        return plan(job, *sides, self._config.split_min_tokens, self._rng)
+        prefill = self._fleet.open_now(prefill, now, num_at_most)
+        decode = self._fleet.open_now(decode, now, num_at_most)
+        return plan(job, prefill, decode, cached, self._config.split_min_tokens, self._rng)
 
     def _sides(
         self, revision: Revision, job: Job, now: float, num_tokens: int
@@ -167,7 +162,7 @@ class Placer:
     def _sessions_of(self, found: Plan) -> dict[str, WorkerSession]:
         """The sessions of a plan that was made just now, by worker id."""
         candidates = [found.worker] if isinstance(found, Whole) else [found.prefill, found.decode]
-        sessions = {c.worker: self._fleet.links[c.worker].session for c in candidates}
+        sessions = {c.worker_id: self._fleet.links[c.worker_id].session for c in candidates}
         return {worker: session for worker, session in sessions.items() if session is not None}
 
     def _check_patience(self, line: Line, now: float) -> None:

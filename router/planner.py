@@ -3,45 +3,91 @@
 Cost is counted in tokens of prefill, the currency of time to first token:
 
     waiting tokens ahead + uncached tokens            what the request itself waits for
-    + RUNNING_TOKENS x sequences running              the slow-down that it meets and causes
-    + what this router sent since the last report x HERD_FACTOR   others saw the same report
+    + streams x (STEP_TOKENS + STALL x uncached)      the slow-down that it meets and causes
+    + sent since the last report x others             what other routers sent meanwhile
     + BALANCE x tokens x share above fair             so that one warm worker is not the only one
 
-Candidates are the one with the longest cached prefix and two drawn at random (power of two
-choices); of those within NEAR_TOKENS of the cheapest, the least busy one is taken, ties by lot.
-Only who is drawn is looked at, so that a decision among 512 workers costs little more than one
-among 8. docs/routing.md explains the terms.
+All workers are looked at. With other routers beside it, each cost is made greater by lot, by up to
+what they may be adding just now: those who saw the same report do not all choose the same worker.
+docs/routing.md explains the terms.
 """
 
+import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from paceline.core.kv_layout import PAGE_TOKENS
 
-RUNNING_TOKENS = 32
-HERD_FACTOR = 4
+STALL = 0.1  # of a token's time that each stream beside it loses, in its request's own waiting
+STEP_TOKENS = 32  # that a stream costs whoever steps beside it
 BALANCE = 1.5
-FAIR_SHARE_SLACK = 1.15  # shares up to here cost nothing: sessions stay where their KV is
+CHANCE_SHARE = 0.1  # x sqrt(workers) above fair costs nothing: sessions stay where their KV is
 NEAR_TOKENS = 48
-FIRST_DRAWN = 4  # at most; two of them are taken, if they can take the job
 PULL_COST = 0.125  # of a token pulled, in tokens computed
+MAX_SHOWN = 4  # costs of a side that are kept for `paceline explain`
+
+
+class Worker(Protocol):
+    """What the router knows of a worker that may take a request now."""
+
+    @property
+    def worker_id(self) -> str: ...
+    @property
+    def is_prefill(self) -> bool: ...
+    @property
+    def num_waiting_tokens(self) -> int:
+        """To compute before the request."""
+
+    @property
+    def unreported_tokens(self) -> int:
+        """Of these, sent by this router since the worker's last frame."""
+
+    @property
+    def num_running(self) -> int:
+        """Sequences there, those that wait included."""
+
+    @property
+    def num_free_pages(self) -> int: ...
+    @property
+    def num_pages(self) -> int: ...
+    @property
+    def most_pages(self) -> tuple[int, ...]:
+        """Of a sequence, by page group; 0: by its length alone."""
+
+    @property
+    def recent_requests(self) -> float: ...
 
 
 class Candidate(NamedTuple):
-    """What the router knows of a worker that may take this request now."""
+    """A worker as it was when a plan was made."""
 
-    worker: str
+    worker_id: str
     is_prefill: bool
     num_cached_tokens: int = 0  # of this request, by the index
-    num_waiting_tokens: int = 0  # to compute before it
-    num_unreported_tokens: int = 0  # sent by this router since the worker's last frame
+    num_waiting_tokens: int = 0
+    unreported_tokens: int = 0
     num_running: int = 0
     num_free_pages: int = 1 << 30
     num_pages: int = 1 << 30
-    most_pages: tuple[int, ...] = (0,)  # of a sequence by page group; 0: by its length alone
-    recent_share: float = 1.0  # of recent requests; 1 is fair
+    most_pages: tuple[int, ...] = (0,)
+    recent_requests: float = 0.0
+
+
+def candidate_of(worker: Worker, num_cached_tokens: int) -> Candidate:
+    return Candidate(
+        worker.worker_id,
+        worker.is_prefill,
+        num_cached_tokens,
+        worker.num_waiting_tokens,
+        worker.unreported_tokens,
+        worker.num_running,
+        worker.num_free_pages,
+        worker.num_pages,
+        worker.most_pages,
+        worker.recent_requests,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +99,12 @@ class Job:
     num_choices: int = 1
     avoid: frozenset[str] = field(default_factory=frozenset)  # failed it before: last resort
     may_split: bool = True
+    others: float = 0.0  # load of other routers on the same workers, over that of this one
 
-    def num_pages_on(self, candidate: Candidate) -> int:
+    def num_pages(self, most_pages: tuple[int, ...]) -> int:
+        """That it needs on a worker whose page groups hold so many a sequence."""
         num_blocks = -(-self.num_tokens // PAGE_TOKENS) + self.num_choices
-        return sum(min(num_blocks, most or num_blocks) for most in candidate.most_pages)
+        return sum(min(num_blocks, most or num_blocks) for most in most_pages)
 
 
 class Cost(NamedTuple):
@@ -64,8 +112,8 @@ class Cost(NamedTuple):
 
     uncached: float  # what the request itself computes or pulls
     waiting: float  # to compute before it
-    unreported: float  # sent since the worker's last report, which others saw, too
-    running: float  # sequences that step together with it
+    unreported: float  # what other routers sent since the worker's last report
+    running: float  # streams that step together with it, and that its prompt stalls
     balance: float  # above its fair share of recent requests
 
     @property
@@ -94,109 +142,106 @@ class Split:
 
 
 Plan = Whole | Split
-W = TypeVar("W")
-
-
-def draw(
-    job: Job,
-    workers: Sequence[W],
-    warmest: Iterable[W],
-    describe: Callable[[W], Candidate | None],
-    rng: random.Random,
-) -> list[Candidate]:
-    """Two of `workers` at random, and the first of `warmest`, of those that can take the job.
-
-    `describe` is asked for those alone that come up; None: it can take nothing now. Who failed the
-    job before is drawn only when there is nobody else.
-    """
-    drawn: dict[str, Candidate] = {}
-    avoided: dict[str, Candidate] = {}
-
-    def take(those: Iterable[W], num_more: int) -> None:
-        for worker in those:
-            candidate = describe(worker)
-            if candidate is None or not has_room(candidate, job):
-                continue
-            if candidate.worker in job.avoid:
-                avoided[candidate.worker] = candidate
-                continue
-            drawn[candidate.worker] = candidate
-            num_more -= 1
-            if not num_more:
-                return
-
-    take(_in_random_order(workers, rng), 2)
-    take(warmest, 1)
-    return list(drawn.values()) or list(avoided.values())[:2]
+W = TypeVar("W", bound=Worker)
 
 
 def plan(
     job: Job,
-    prefill: Sequence[Candidate],
-    decode: Sequence[Candidate],
+    prefill: Sequence[W],
+    decode: Sequence[W],
+    cached: Mapping[W, int],
     split_min_tokens: int,
     rng: random.Random,
 ) -> Plan | None:
-    """The plan for `job` among those drawn; None when no worker can take it now."""
+    """The plan for `job` among those open to it; None when no worker can take it now.
+
+    `cached`: tokens of the job that those hold which hold any.
+    """
+    prefill, decode = _able(job, prefill), _able(job, decode)
     if job.num_remaining <= 1 and (prefill or decode):
-        return Whole(*choose(job, [*prefill, *decode], whole_cost, rng))
+        return Whole(*choose(job, [*prefill, *decode], cached, 1.0, rng))
     if not decode:
         return None
     may_split = bool(prefill) and job.may_split
-    reader, readers = choose(job, decode, decode_cost if may_split else whole_cost, rng)
+    reader, readers = choose(job, decode, cached, PULL_COST if may_split else 1.0, rng)
     if not may_split or job.num_tokens - reader.num_cached_tokens <= split_min_tokens:
         return Whole(reader, readers)
-    source, sources = choose(job, prefill, whole_cost, rng)
+    source, sources = choose(job, prefill, cached, 1.0, rng)
     return Split(source, reader, sources + readers)
 
 
 def choose(
     job: Job,
-    candidates: Sequence[Candidate],
-    cost_of: Callable[[Job, Candidate], Cost],
+    workers: Sequence[W],
+    cached: Mapping[W, int],
+    token_cost: float,
     rng: random.Random,
 ) -> tuple[Candidate, tuple[Considered, ...]]:
-    """The one to take, and the costs of all."""
-    costs = [cost_of(job, candidate) for candidate in candidates]
-    totals = [cost.total for cost in costs]
+    """The one to take, and the least costs. Of near ones the least busy is taken, ties by lot.
+
+    `token_cost`: of one that is not cached; less than 1 where it is pulled.
+    """
+    terms, totals = _terms(job, workers, cached, token_cost)
+    if job.others:
+        share = job.others / (1 + job.others)
+        adding = [share * rng.random() * uncached for uncached, *_ in terms]
+        totals = [total + more for total, more in zip(totals, adding, strict=True)]
     limit = min(totals) + NEAR_TOKENS
-    near = [c for c, total in zip(candidates, totals, strict=True) if total <= limit]
-    chosen = min(near, key=lambda c: (c.num_running, rng.random()))
-    return chosen, tuple(zip(candidates, costs, strict=True))
-
-
-def whole_cost(job: Job, candidate: Candidate) -> Cost:
-    return _cost(job, candidate, 1.0)
-
-
-def decode_cost(job: Job, candidate: Candidate) -> Cost:
-    """What is not cached is pulled instead of computed."""
-    return _cost(job, candidate, PULL_COST)
-
-
-def _cost(job: Job, candidate: Candidate, token_cost: float) -> Cost:
-    excess = max(0.0, candidate.recent_share - FAIR_SHARE_SLACK)
-    return Cost(
-        token_cost * max(0, job.num_tokens - candidate.num_cached_tokens),
-        candidate.num_waiting_tokens,
-        (HERD_FACTOR - 1) * candidate.num_unreported_tokens,
-        RUNNING_TOKENS * candidate.num_running,
-        BALANCE * job.num_tokens * excess,
+    near = [i for i, total in enumerate(totals) if total <= limit]
+    chosen = near[0]
+    if len(near) > 1:
+        chosen = min(near, key=lambda i: (workers[i].num_running, rng.random()))
+    totals[chosen] = float("-inf")  # shown first
+    shown = sorted(range(len(workers)), key=totals.__getitem__)[:MAX_SHOWN]
+    considered = tuple(
+        (candidate_of(workers[i], cached.get(workers[i], 0)), Cost(*terms[i])) for i in shown
     )
+    return considered[0][0], considered
+
+
+Terms = tuple[float, float, float, float, float]
+
+
+def _terms(
+    job: Job, workers: Sequence[W], cached: Mapping[W, int], token_cost: float
+) -> tuple[list[Terms], list[float]]:
+    """Of each worker's Cost, and their sums. One pass, in plain tuples: this is what the time of a
+    decision goes to."""
+    found: list[Terms] = []
+    totals: list[float] = []
+    num_tokens, others, held = job.num_tokens, job.others, cached.get
+    stall = STALL if token_cost == 1.0 else 0.0
+    recent = [worker.recent_requests for worker in workers]
+    mean = sum(recent) / len(recent)
+    free = mean * (1 + CHANCE_SHARE * math.sqrt(len(recent)))
+    excess_cost = BALANCE * num_tokens / mean if mean else 0.0
+    for worker, requests in zip(workers, recent, strict=True):
+        uncached = num_tokens - held(worker, 0)
+        stalled = 0.0 if worker.is_prefill else stall * uncached
+        own = token_cost * uncached
+        waiting = worker.num_waiting_tokens
+        unreported = others * worker.unreported_tokens
+        running = worker.num_running * (STEP_TOKENS + stalled)
+        balance = excess_cost * (requests - free) if requests > free else 0.0
+        found.append((own, waiting, unreported, running, balance))
+        totals.append(own + waiting + unreported + running + balance)
+    return found, totals
+
+
+def _able(job: Job, workers: Sequence[W]) -> Sequence[W]:
+    """Those with room for the job; who failed it before only when there is nobody else."""
+    needed = {most: job.num_pages(most) for most in {worker.most_pages for worker in workers}}
+    with_room = [
+        worker
+        for worker in workers
+        if (pages := needed[worker.most_pages]) <= worker.num_free_pages
+        or worker.is_prefill
+        or pages > worker.num_pages  # it refuses the job with the numbers in the error
+    ]
+    if not job.avoid:
+        return with_room
+    return [worker for worker in with_room if worker.worker_id not in job.avoid] or with_room
 
 
 def has_room(candidate: Candidate, job: Job) -> bool:
-    """A job larger than the pool passes: the worker refuses it with the numbers in the error."""
-    if candidate.is_prefill:
-        return True
-    num_pages = job.num_pages_on(candidate)
-    return num_pages <= candidate.num_free_pages or num_pages > candidate.num_pages
-
-
-def _in_random_order(workers: Sequence[W], rng: random.Random) -> Iterator[W]:
-    """Shuffles all only for those who want more than the first few."""
-    drawn = dict.fromkeys(int(rng.random() * len(workers)) for _ in workers[:FIRST_DRAWN])
-    yield from (workers[i] for i in drawn)
-    rest = [i for i in range(len(workers)) if i not in drawn]
-    rng.shuffle(rest)
-    yield from (workers[i] for i in rest)
+    return bool(_able(job, [candidate]))

@@ -89,8 +89,10 @@ class Flight:
             self.send(worker_pb2.WorkerCommand(cancel=cancel))
 
     def prompt_done(self) -> None:
-        self.session.pending_tokens -= self.pending_tokens
-        self.pending_tokens = 0
+        if self.pending_tokens:
+            self.session.pending_tokens -= self.pending_tokens
+            self.pending_tokens = 0
+            self.session._recount()
 
 
 _NOBODY = Nobody()
@@ -102,12 +104,18 @@ class WorkerSession:
         self.worker_id = info.worker_id
         self.incarnation = info.incarnation
         self.is_prefill = info.role == worker_pb2.ROLE_PREFILL
+        self.context_length = info.context_length
         self.most_pages = tuple(info.most_pages) or (0,)
         self.load = worker_pb2.Load(num_free_pages=info.num_pages, num_pages=info.num_pages)
         self.outbox: asyncio.Queue[worker_pb2.WorkerCommand] = asyncio.Queue(OUTBOX_LIMIT)
         self.flights: dict[int, Flight] = {}
         self.pending_tokens = 0
-        self.unreported_tokens = 0
+        self.unreported_tokens = 0  # of pending_tokens, sent since the last load came
+        self._crossed_tokens = 0  # sent between the two loads before: the last one may not know
+        self.num_reported = 0  # sequences that the worker tells of, whosesoever
+        self.num_free_pages = self.num_pages = info.num_pages
+        self.num_waiting_tokens = 0  # prompt tokens that a new request would wait for
+        self.num_running = 0  # sequences there, by what it tells or what this router sent
         self.recent_requests = 0.0
         self.num_late = 0
         self.last_frame_at = now
@@ -126,6 +134,18 @@ class WorkerSession:
     def num_in_flight(self) -> int:
         return len(self.flights)
 
+    def can_take(self, now: float, stale_after_s: float, num_slots: int, num_tokens: int) -> bool:
+        """It may get work, has a free slot of `num_slots`, and room for `num_tokens`."""
+        return (
+            self.lost is None
+            and now >= self._busy_until
+            and now >= self.quarantined_until
+            and now - self.last_frame_at <= stale_after_s
+            and len(self.flights) < num_slots
+            and self.context_length >= num_tokens
+            and not self.load.draining
+        )
+
     def is_usable(self, now: float, stale_after_s: float) -> bool:
         """May get new work; it may be busy all the same."""
         fresh = now - self.last_frame_at <= stale_after_s and now >= self.quarantined_until
@@ -142,11 +162,13 @@ class WorkerSession:
         self.flights[flight.slot] = flight
         self.pending_tokens += pending_tokens
         self.unreported_tokens += pending_tokens
+        self._recount()
         try:
             yield flight
         finally:
             flight.prompt_done()
             del self.flights[flight.slot]
+            self._recount()
             flight.cancel()
             flight.listener = _NOBODY
 
@@ -205,7 +227,19 @@ class WorkerSession:
             self.last_round_at = now
             self.quarantined_until = 0.0
         self.load = load
-        self.unreported_tokens = 0
+        self.num_reported = load.num_running + load.num_waiting
+        self.num_free_pages, self.num_pages = load.num_free_pages, load.num_pages
+        self._crossed_tokens, self.unreported_tokens = self.unreported_tokens, 0
+        self._recount()
+
+    def _recount(self) -> None:
+        """What planners read, kept ready: they read it of all workers. Of what was sent just before
+        the last load came, it may not tell."""
+        pending = self.pending_tokens
+        crossed, unreported = min(self._crossed_tokens, pending), self.unreported_tokens
+        told = max(self.load.num_waiting_tokens, crossed)
+        self.num_waiting_tokens = told + min(unreported, pending)
+        self.num_running = max(self.num_reported, len(self.flights))
 
     def _is_computing(self) -> bool:
         """Steps are due. They may not be while all that is there waits, for pages of others."""

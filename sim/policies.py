@@ -12,9 +12,9 @@ from typing import NamedTuple, Protocol
 
 from paceline.core.kv_layout import PAGE_TOKENS
 from paceline.router.config import RouterConfig
-from paceline.router.fleet import Fleet, candidate_of
+from paceline.router.fleet import Fleet
 from paceline.router.placement import Line, Placer, PrefixLookup
-from paceline.router.planner import Candidate, Job, Plan, Split, Whole, has_room
+from paceline.router.planner import Candidate, Job, Plan, Split, Whole, candidate_of, has_room
 from paceline.router.worker_session import WorkerSession
 
 
@@ -131,8 +131,8 @@ class FormulaPlacer(Placer):
 
         def among(sessions: list[WorkerSession]) -> list[Seen]:
             num_at_most = line.request.num_tokens_at_most
-            able = (s for s in sessions if self._fleet.can_take(s, now, num_at_most))
-            them = (Seen(candidate_of(s, cached.get(s, 0), 0.0), num_queued(s)) for s in able)
+            able = self._fleet.open_now(sessions, now, num_at_most)
+            them = (Seen(candidate_of(s, cached.get(s, 0)), num_queued(s)) for s in able)
             return [seen for seen in them if has_room(seen.worker, job)]
 
         decode, prefill = among(revision.decode), among(revision.prefill)

@@ -8,9 +8,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from paceline.core.keys import KEY_BYTES, chain_keys
-from paceline.router.fleet import candidate_of, mean_recent
 from paceline.router.index import PrefixIndex
-from paceline.router.planner import Candidate, Job, Plan, Whole, draw, plan
+from paceline.router.planner import Candidate, Job, Plan, Whole, candidate_of, plan
 from paceline.router.worker_session import WorkerSession
 from paceline.v1 import worker_pb2
 
@@ -23,14 +22,10 @@ Policy = Callable[[Job, list[Candidate]], Candidate]
 
 def plan_among(job: Job, candidates: list[Candidate], rng: random.Random) -> Plan | None:
     """As the router does it, when these are all workers."""
-    sides = []
-    for is_prefill in (True, False):
-        those = [c for c in candidates if c.is_prefill == is_prefill]
-        warm = [c for c in those if c.num_cached_tokens]
-        rng.shuffle(warm)
-        warm.sort(key=lambda c: -c.num_cached_tokens)
-        sides.append(draw(job, those, warm, lambda candidate: candidate, rng))
-    return plan(job, *sides, 32, rng)
+    prefill = [candidate for candidate in candidates if candidate.is_prefill]
+    decode = [candidate for candidate in candidates if not candidate.is_prefill]
+    cached = {candidate: candidate.num_cached_tokens for candidate in candidates}
+    return plan(job, prefill, decode, cached, 32, rng)
 
 
 @dataclass
@@ -49,6 +44,7 @@ class Simulation:
     num_workers: int
     policy: Policy | None = None
     seed: int = 0
+    others: float = 0.0  # load of other routers, over that of this one
     now: float = 0.0
     ttfts: list[float] = field(default_factory=list)
 
@@ -68,14 +64,13 @@ class Simulation:
         """Plans and sends a request; returns the worker's name."""
         keys = b"".join(chain_keys(bytes(32), tokens))
         found = self.index.match(keys, KEY_BYTES)
-        mean = mean_recent([worker.session for worker in self.workers.values()])
         candidates = [
-            candidate_of(w.session, min(16 * found.get(w.view, 0), len(tokens) - 1), mean)
+            candidate_of(w.session, min(16 * found.get(w.view, 0), len(tokens) - 1))
             for w in self.workers.values()
         ]
-        chosen = self._choose(Job(len(tokens), output_tokens), candidates)
-        self._run(self.workers[chosen.worker], chosen, len(tokens), keys, output_tokens)
-        return chosen.worker
+        chosen = self._choose(Job(len(tokens), output_tokens, others=self.others), candidates)
+        self._run(self.workers[chosen.worker_id], chosen, len(tokens), keys, output_tokens)
+        return chosen.worker_id
 
     def advance(self) -> bool:
         """Runs the next event; False when nothing is left."""
