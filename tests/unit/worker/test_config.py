@@ -2,12 +2,15 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from paceline.core.config import parse
 from paceline.core.errors import ConfigError
+from paceline.kv_transfer import registry
 from paceline.worker.config import WorkerConfig
+from tests.support.certificates import Mount
 
 
 def test_a_worker_has_few_settings() -> None:
@@ -66,3 +69,18 @@ def test_transports_fit_where_the_pool_is(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match="'tcp': needs a pool in host memory"):
         dataclasses.replace(on_device, transports=("cuda_ipc", "tcp"))
+
+
+def test_a_fabric_outside_of_tls_is_refused_where_encryption_is_required(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "problem_of", lambda name, on_device=None: "")
+    mount = Mount(tmp_path / "tls")
+    required = mount.config(encryption="required")
+    settings: dict[str, Any] = {"model": str(tmp_path), "secret": "s" * 16}
+    for name in ("nixl", "ucx"):
+        with pytest.raises(ConfigError, match="set tls_fabric_encrypted") as caught:
+            WorkerConfig(transports=("tcp", name), tls=required, **settings)
+        assert caught.value.field == "transports"
+        WorkerConfig(transports=(name,), tls=mount.config(), **settings)
+    WorkerConfig(transports=("auto",), tls=required, **settings)
