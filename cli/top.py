@@ -203,8 +203,14 @@ def links(processes: list[Process]) -> Table:
     """Who reads from whom, as fast as the reader estimates."""
     made = Table("from", "to", "over", title="links", title_justify="left", box=None)
     made.add_column("GB/s", justify="right")
+    for link in speeds(processes):
+        made.add_row(*link)
+    return made
+
+
+def speeds(processes: list[Process]) -> Iterator[tuple[str, str, str, str]]:
+    """Source, reader, transport, GB/s."""
     for process in processes:
         for labels, speed in process.now.samples.get(names.TRANSFER_LINK_SPEED, []):
             reader = urlsplit(process.now.url).netloc
-            made.add_row(labels["source"], reader, labels["transport"], f"{speed / 1e9:.2f}")
-    return made
+            yield labels["source"], reader, labels["transport"], f"{speed / 1e9:.2f}"

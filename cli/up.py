@@ -17,6 +17,7 @@ from paceline.cli.display import Display, say
 from paceline.cli.foreground import own_foreground
 from paceline.cli.ports import check_free, listen_error
 from paceline.cli.roles import Settings
+from paceline.cli.status_page import LOOPBACK, StatusPage
 from paceline.core.config import check_secret, setting
 from paceline.core.errors import Cancelled, ConfigError
 from paceline.core.tracing import check_endpoint
@@ -47,6 +48,7 @@ class UpConfig:
     grpc_port: int = setting(
         0, "gRPC port of the gateway; 0: the one after --port, or a free one if that is taken."
     )
+    ui_port: int = setting(0, "Port of the status page /ui, on loopback; 0: a free one.")
     redis_url: str = setting("", "A Redis to use, redis://host:port; empty: an embedded one.")
     device: str = setting("", "Device of the workers, cpu or cuda; empty: their own setting.")
     quantization: str = setting("", "Of the workers, int8 or int4; empty: their own setting.")
@@ -72,7 +74,7 @@ class UpConfig:
                 raise ConfigError(name, getattr(self, name), reason)
         reason = f"must lie between 1 and {MAX_ROUTERS}"
         ConfigError.check("routers", self.routers, 1 <= self.routers <= MAX_ROUTERS, reason)
-        for name in ("port", "grpc_port"):
+        for name in ("port", "grpc_port", "ui_port"):
             if not 0 <= getattr(self, name) < 65536:
                 raise ConfigError(name, getattr(self, name), "must lie between 0 and 65535")
         if self.port and self.port == self.grpc_port:
@@ -144,6 +146,8 @@ def keep_up(config: UpConfig) -> int:
     for name in ("port", "grpc_port"):
         if port := getattr(config, name):
             check_free(name, config.host, port)
+    if config.ui_port:
+        check_free("ui_port", LOOPBACK, config.ui_port)
     began = time.monotonic()
     display = Display()
     spec = config.spec()
@@ -158,8 +162,13 @@ def keep_up(config: UpConfig) -> int:
     except Cancelled as cancelled:
         say(f"paceline: {cancelled.message}")
         return 0
-    print(welcome(cluster, config, time.monotonic() - began), flush=True)
+    page = StatusPage(
+        config.ui_port, lambda: [str(url) for url in cluster.urls.values()], cluster.operator_url
+    )
+    page.start()
+    print(welcome(cluster, config, page.url, time.monotonic() - began), flush=True)
     asked_to_stop.wait()
+    page.stop()
     clean = cluster.stop()
     if cluster.run_dir.exists():
         what = "some were started again" if clean else "not all ended cleanly"
@@ -189,9 +198,9 @@ def handle_signals(cluster: Cluster, display: Display) -> threading.Event:
     return asked
 
 
-def welcome(cluster: Cluster, config: UpConfig, took_s: float) -> str:
+def welcome(cluster: Cluster, config: UpConfig, page_url: str, took_s: float) -> str:
     lines = [f"\nPaceline is ready after {took_s:.1f} s: {cluster.base_url}\n"]
-    lines += [curl(cluster.base_url, config.model), ""]
+    lines += [curl(cluster.base_url, config.model), "", f"  status   {page_url}"]
     for name, url in cluster.urls.items():
         lines.append(f"  metrics  {url}/metrics  ({name})")
     lines += [f"  gRPC     {cluster.grpc_endpoint}", f"  logs     {cluster.run_dir}/*.log"]
