@@ -44,6 +44,9 @@ class GatewayConfig:
     trace_ratio: float = setting(
         1.0, "Share of the requests that are traced, of those whose callers send no traceparent."
     )
+    log_requests: bool = setting(
+        False, "A log line for each request that has ended: ids, counts and times, no text."
+    )
     router_silence_s: float = setting(
         3.0, "A router not heard of for so long is left for the next; it beats every second."
     )
@@ -115,7 +118,7 @@ class GatewayConfig:
 
     def _check_positive(self) -> None:
         for name, value in vars(self).items():
-            may_be_0 = name in ("port", "grpc_port", "trace_ratio")
+            may_be_0 = isinstance(value, bool) or name in ("port", "grpc_port", "trace_ratio")
             if isinstance(value, int | float) and not may_be_0 and not value > 0:
                 raise ConfigError(name, value, "must be positive")
 

@@ -55,7 +55,8 @@ class Endpoint(ABC, Generic[B]):
         except PacelineError as error:
             await exchange.fail(error)
         except Exception:  # the edge of the process: the caller gets no traceback
-            logger.exception("request_failed")
+            ids, tenant = exchange.request_ids, exchange.tenant.digest
+            logger.exception("request_failed", request_ids=ids, tenant=tenant)
             await exchange.fail(EngineFailure("internal error"))
 
     @abstractmethod

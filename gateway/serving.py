@@ -186,7 +186,10 @@ class Serving:
             del self._runs[run]
             record, now = run.record, now_s()
             record.end_span(self.tracing, now)
-            self._requests.ended(record.fields(now))
+            fields = record.fields(now)
+            self._requests.ended(fields)
+            if self.config.log_requests:
+                logger.info("request_ended", **fields)
 
     def _record(
         self, model: ModelInfo, tenant: Tenant, deadline: Deadline, origin: Origin

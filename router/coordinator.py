@@ -23,6 +23,7 @@ from paceline.core.errors import (
     PacelineError,
     Unavailable,
 )
+from paceline.core.keys import tenant_digest
 from paceline.core.tracing import Tracing
 from paceline.router.admission import AdmissionQueue
 from paceline.router.attempt import Attempt, Busy
@@ -141,7 +142,8 @@ class Coordinator:
                 request.sink.fail(request.slot, _shutting_down())
         except Exception:
             outcome = "bug"
-            log.exception("request failed", request=request.request_id)
+            tenant = tenant_digest(self._config.secret.encode(), request.message.tenant)
+            log.exception("request failed", request=request.request_id, tenant=tenant)
             request.sink.fail(request.slot, EngineFailure("internal error"))
         finally:
             self._metrics.requests.labels(outcome).inc()

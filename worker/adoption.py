@@ -28,7 +28,7 @@ from paceline.core.errors import (
     PacelineError,
 )
 from paceline.core.ids import BlockKey
-from paceline.core.keys import chain_keys
+from paceline.core.keys import chain_keys, tenant_digest
 from paceline.core.kv_layout import PAGE_TOKENS
 from paceline.engine import messages
 from paceline.rpc.convert import error_from_proto, finish_from_proto
@@ -98,7 +98,10 @@ class Adoption:
         except PacelineError as error:
             self._fail(error)
         except Exception:
-            _log.exception("a hand-off failed for a reason of ours")
+            ticket = self._ticket
+            tenant = tenant_digest(self._session.secret, ticket.tenant)
+            why = "a hand-off failed for a reason of ours"
+            _log.exception(why, request=ticket.request_id, tenant=tenant)
             self._fail(EngineFailure("the worker could not pull"))
         finally:
             if self._owes_close:

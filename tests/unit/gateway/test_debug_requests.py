@@ -1,6 +1,7 @@
 """/debug/requests: what operators see of requests, and nobody else."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,11 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
+from structlog.testing import capture_logs
 
 from paceline.core.errors import ConfigError
 from paceline.core.keys import tenant_digest
+from paceline.gateway.generation import Generation
 from paceline.gateway.request_log import MAX_ENDED
 from paceline.v1 import common_pb2
 from paceline.v1.common_pb2 import PromptTimes, TokenRequest
@@ -92,6 +95,33 @@ async def test_attempts_are_all_shown(deployment: Deployment) -> None:
     await deployment.complete(PROMPT)
     attempts = (await page(deployment))["ended"][0]["attempts"]
     assert [(a["attempt"], a["decode"]) for a in attempts] == [(0, "D0"), (1, "D1")]
+
+
+async def test_a_log_line_for_each_where_that_is_wanted(model_dir: Path) -> None:
+    async with running(model_dir, log_requests=True) as deployment:
+        with capture_logs() as lines:
+            await deployment.complete(PROMPT)
+            await until(lambda: any(line["event"] == "request_ended" for line in lines))
+    (line,) = (line for line in lines if line["event"] == "request_ended")
+    assert line["request_ids"] == [deployment.router.submissions[0].request.request_id]
+    assert line["tenant"] == tenant_digest(SECRET.encode(), "default")
+    assert line["outcome"] == "completed" and "prefill" in line["stages_ms"]
+    assert PROMPT not in json.dumps(lines)
+
+
+async def test_a_bug_of_ours_is_logged_with_the_requests_id(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Generation, "step", broken)
+    with capture_logs() as lines:
+        assert (await deployment.complete(PROMPT)).status_code == 500
+    (line,) = (line for line in lines if line["event"] == "request_failed")
+    assert len(line["request_ids"]) == 1 and line["log_level"] == "error"
+    assert line["tenant"] == tenant_digest(SECRET.encode(), "default")
+
+
+async def broken(generation: Generation) -> None:
+    raise ZeroDivisionError
 
 
 async def test_only_the_last_ones_are_kept(deployment: Deployment) -> None:
