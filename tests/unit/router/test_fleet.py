@@ -1,12 +1,14 @@
 """What the router remembers of workers that are gone."""
 
+import asyncio
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
 from paceline.router.config import RouterConfig
 from paceline.router.fleet import MODEL_MEMORY_S, Fleet
 from paceline.router.metrics import RouterMetrics
-from paceline.router.worker_session import WorkerSession
+from paceline.router.worker_session import Nobody, WorkerSession
 from paceline.v1 import worker_pb2
 
 
@@ -36,3 +38,20 @@ async def test_revisions_that_are_long_gone_are_forgotten() -> None:
     assert [model.unavailable for model in fleet.models()] == [True]
     fleet.refresh_models(1990.0 + MODEL_MEMORY_S + 1)
     assert fleet.models() == [] and fleet._last_usable == {}
+
+
+async def test_the_share_of_other_routers_is_learned_from_what_workers_tell() -> None:
+    """One that serves alone has nobody beside it, however much its workers do for it."""
+    fleet = Fleet(RouterConfig(secret="s" * 16), RouterMetrics())
+    session = session_of(fleet, 0, 0.0)
+    now = asyncio.get_running_loop().time()
+    with ExitStack() as slots:
+        for _ in range(3):
+            slots.enter_context(session.fly(Nobody(), 100))
+        for num_running, expected in ((3, 0.0), (9, 2.0), (3, 0.0)):
+            load = worker_pb2.Load(num_running=num_running - 1, num_waiting=1)
+            session.handle(worker_pb2.WorkerFrame(load=load), now)
+            for _ in range(60):
+                now += 1.5
+                fleet.decay(now)
+            assert abs(fleet.others - expected) < 0.01

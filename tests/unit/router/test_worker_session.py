@@ -146,18 +146,45 @@ def test_a_worker_of_short_steps_is_stuck_sooner_than_one_of_long_ones() -> None
             assert not session.check_progress(start + limit_s + 0.1, 10.0)
 
 
+def test_what_waits_is_what_the_worker_told_and_what_it_cannot_have_told() -> None:
+    """A prompt that is half computed counts for its half; one on its way counts once."""
+    session, heard = _session(), _Heard()
+
+    def told(num_waiting_tokens: int) -> int:
+        load = worker_pb2.Load(num_waiting_tokens=num_waiting_tokens)
+        session.handle(worker_pb2.WorkerFrame(load=load), 1.0)
+        return session.num_waiting_tokens
+
+    with session.fly(heard, 1000) as first:
+        assert session.num_waiting_tokens == 1000
+        assert told(0) == 1000, "the frame and the prompt crossed"
+        assert told(600) == 600
+        with session.fly(heard, 300):
+            assert session.num_waiting_tokens == 900
+            assert told(800) == 800, "the frame tells of both"
+            first.prompt_done()
+            assert told(300) == 300
+        assert told(0) == 0
+    assert session.num_waiting_tokens == 0
+
+
 def test_stale_draining_quarantined_and_lost_workers_get_no_work() -> None:
     session = _session()
     assert session.is_usable(1.0, 2.0) and not session.is_usable(2.5, 2.0)
+    assert session.can_take(1.0, 2.0, 1, 0) and not session.can_take(2.5, 2.0, 1, 0)
+    assert not session.can_take(1.0, 2.0, 0, 0), "no slot"
+    assert not session.can_take(1.0, 2.0, 1, 1), "no room"
     session.handle(worker_pb2.WorkerFrame(load=worker_pb2.Load(draining=True)), 3.0)
-    assert not session.is_usable(3.0, 2.0)
+    assert not session.is_usable(3.0, 2.0) and not session.can_take(3.0, 2.0, 1, 0)
     session.handle(worker_pb2.WorkerFrame(load=worker_pb2.Load()), 3.0)
     session.quarantined_until = 10.0
-    assert not session.is_usable(3.0, 2.0)
+    assert not session.is_usable(3.0, 2.0) and not session.can_take(3.0, 2.0, 1, 0)
     session.handle(worker_pb2.WorkerFrame(load=worker_pb2.Load(rounds=1)), 3.0)
-    assert session.is_usable(3.0, 2.0)
+    assert session.is_usable(3.0, 2.0) and session.can_take(3.0, 2.0, 1, 0)
+    session.note_busy(3.0)
+    assert session.is_usable(3.0, 2.0) and not session.can_take(3.0, 2.0, 1, 0)
     session.lose("closed")
-    assert not session.is_usable(3.0, 2.0)
+    assert not session.is_usable(3.0, 2.0) and not session.can_take(3.0, 2.0, 1, 0)
 
 
 def test_a_worker_that_takes_no_commands_is_lost() -> None:
