@@ -8,7 +8,8 @@ In a page group with a window a sequence holds the blocks that tokens to come ca
 every page it takes, shared or new, costs one of that promise.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Blocks
 from dataclasses import dataclass
 from enum import Enum
 
@@ -17,7 +18,7 @@ from paceline.engine.allowances import Pages
 from paceline.engine.block_table import BlockTable
 from paceline.engine.messages import GrantedRun
 from paceline.engine.page_pool import PagePool, PageState
-from paceline.engine.prefix_cache import PrefixCache
+from paceline.engine.prefix_cache import PrefixCache, packed_block
 from paceline.engine.refusal import Refusal
 from paceline.engine.sequence import Sequence, pages_of
 
@@ -234,24 +235,36 @@ class Allocator:
         sequence.num_committed = 0
 
     def commit(
-        self, sequence: Sequence, group: int, block: int, checksums: tuple[int, ...]
+        self,
+        sequence: Sequence,
+        group: int,
+        blocks: Blocks[int],
+        checksums: Iterable[tuple[int, ...]],
     ) -> None:
-        """Names a full, computed block. If the name exists its sequence takes the first copy."""
+        """Names full, computed blocks, in rising order. Where a name exists the sequence takes the
+        first copy."""
         table = sequence.tables[group]
-        if not table.first <= block < len(table.pages):
-            return
-        page = table.pages[block]
-        sequence.extend_keys(block + 1)
-        packed = sequence.tokens[block * PAGE_TOKENS : (block + 1) * PAGE_TOKENS].tobytes()
+        sequence.extend_keys(blocks[-1] + 1)
+        start, end = blocks[0], blocks[-1] + 1
+        packed = sequence.tokens[start * PAGE_TOKENS : end * PAGE_TOKENS].tobytes()
         with self.pool.lock:
-            if self.pool.pages[page].key is not None:
-                return
-            named = self.cache.commit(page, sequence.keys[block], packed, checksums)
-            if named == page:
-                return
-            self.pool.share([named])
-            self.pool.release([page], self.clock.fence)
-        table.pages[block] = named
+            new = {
+                block: (sequence.keys[block], packed_block(packed, block - start), sums)
+                for block, sums in zip(blocks, checksums, strict=True)
+                if table.first <= block < len(table.pages)
+                and self.pool.pages[table.pages[block]].key is None
+            }
+            pages = [table.pages[block] for block in new]
+            bearers = self.cache.commit(group, pages, list(new.values()))
+            for block, page, bearer in zip(new, pages, bearers, strict=True):
+                if bearer != page:
+                    self._take_first_copy(sequence, group, block, bearer)
+
+    def _take_first_copy(self, sequence: Sequence, group: int, block: int, first: int) -> None:
+        pages = sequence.tables[group].pages
+        self.pool.share([first])
+        self.pool.release([pages[block]], self.clock.fence)
+        pages[block] = first
         self.on_pages(sequence, group, block, block + 1)
 
     def _may_fit(self, sequence: Sequence, keys: list[bytes], allowance: Pages) -> bool:

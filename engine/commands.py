@@ -132,7 +132,7 @@ class Commands:
             return
         for block, checksums in enumerate(command.checksums, command.first_block):
             if 0 <= block < num_full and len(checksums) == self.num_heads:
-                self.groups.allocator.commit(leader, command.group, block, tuple(checksums))
+                self.groups.allocator.commit(leader, command.group, [block], [tuple(checksums)])
 
     def _adopt(self, leader: Sequence, command: Adopt) -> None:
         group = leader.group

@@ -24,7 +24,7 @@ from paceline.engine.plan import Plan, Scheduled
 from paceline.engine.pooling import Floats
 from paceline.engine.pools import Sums
 from paceline.engine.prefix_cache import Tail
-from paceline.engine.promise import FilledBlock
+from paceline.engine.promise import FilledBlocks
 from paceline.engine.runner import StepResult
 from paceline.engine.sampler import Sampled
 from paceline.engine.sequence import Group, Sequence, Stage
@@ -40,7 +40,7 @@ class Outcome:
 
     def apply(self, plan: Plan, result: StepResult) -> None:
         current = [entry.sequence for entry in plan.scheduled if entry.is_current]
-        self._commit_blocks(current, result.promise.blocks, result.block_sums)
+        self._commit_blocks(current, result.promise.filled, result.block_sums)
         for sequence in current:
             self.groups.allocator.slide(sequence)
         self._announce_scores(plan, result.scored)
@@ -54,13 +54,16 @@ class Outcome:
             first = last
 
     def _commit_blocks(
-        self, sequences: list[Sequence], blocks: list[FilledBlock], sums: Sums
+        self, sequences: list[Sequence], all_filled: list[FilledBlocks], sums: Sums
     ) -> None:
         """Names all blocks that this step filled."""
-        for filled, checksums in zip(blocks, sums, strict=True):
+        first = 0
+        for filled in all_filled:
+            last = first + len(filled.blocks)
             if filled.entry.is_current:
-                sequence = filled.entry.sequence
-                self.groups.allocator.commit(sequence, filled.group, filled.block, checksums)
+                sequence, group = filled.entry.sequence, filled.group
+                self.groups.allocator.commit(sequence, group, filled.blocks, sums[first:last])
+            first = last
         for sequence in sequences:
             if sequence.num_computed // PAGE_TOKENS > sequence.num_committed:
                 sequence.num_committed = sequence.num_computed // PAGE_TOKENS

@@ -20,6 +20,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import islice
 
 from paceline.engine.page_books import books_problem, slice_problem
 
@@ -79,7 +80,7 @@ class PagePool:
         self.max_pinned = int(num_pages * max_pinned_share)
         self.free_pages: deque[int] = deque(range(num_pages))
         self.cached_pages: OrderedDict[int, None] = OrderedDict()  # least recently used first
-        self.on_evict: Callable[[int], None] = self.drop_name
+        self.on_evict: Callable[[list[int]], None] = self.drop_names
         self._step_fences: deque[tuple[int, int]] = deque()  # (step, page), steps rising
         self._transfer_fences: dict[int, list[int]] = {}  # slot → pages
 
@@ -113,7 +114,7 @@ class PagePool:
             if num_pages > self.num_physical or (num_others and num_others > self.num_available):
                 return None
             self.num_promised -= promised
-            return [self._take(group) for _ in range(num_pages)]
+            return self._take(num_pages, group)
 
     def promise(self, num_pages: int) -> None:
         """Holds back pages for later; negative gives a promise back."""
@@ -158,18 +159,12 @@ class PagePool:
             for page in self._transfer_fences.pop(slot, ()):
                 self._lift_fence(page)
 
-    def set_name(
-        self, page: int, key: bytes, packed_tokens: bytes, checksums: tuple[int, ...]
-    ) -> None:
+    def drop_names(self, pages: Iterable[int]) -> None:
         with self.lock:
-            record = self.pages[page]
-            record.key, record.packed_tokens, record.checksums = key, packed_tokens, checksums
-
-    def drop_name(self, page: int) -> None:
-        with self.lock:
-            record = self.pages[page]
-            record.key, record.packed_tokens, record.checksums = None, b"", ()
-            self._settle(page)
+            for page in pages:
+                record = self.pages[page]
+                record.key, record.packed_tokens, record.checksums = None, b"", ()
+                self._settle(page)
 
     def pin(self, page: int) -> bool:
         """False when pinning it would take a promised page or exceed the share for pins."""
@@ -206,16 +201,21 @@ class PagePool:
                 return books_problem(self, fenced)
             return slice_problem(self, pages, fenced)
 
-    def _take(self, group: int) -> int:
-        if not self.free_pages:
-            self.on_evict(next(iter(self.cached_pages)))  # makes it a free page
-        page = self.free_pages.popleft()
-        record = self.pages[page]
-        record.refs = 1
-        record.generation += 1
-        record.group = group
-        self._move(record, PageState.MAPPED)
-        return page
+    def _take(self, num_pages: int, group: int) -> list[int]:
+        """A long prompt takes hundreds at once, while its device waits."""
+        lacking = num_pages - len(self.free_pages)
+        if lacking > 0:
+            self.on_evict(list(islice(self.cached_pages, lacking)))  # makes them free pages
+        taken = [self.free_pages.popleft() for _ in range(num_pages)]
+        for page in taken:
+            record = self.pages[page]
+            record.refs = 1
+            record.generation += 1
+            record.group = group
+            record.state = PageState.MAPPED
+        self.counts[PageState.FREE] -= num_pages
+        self.counts[PageState.MAPPED] += num_pages
+        return taken
 
     def _fence(self, page: int, step: int | None, slot: int | None) -> None:
         if step is not None:

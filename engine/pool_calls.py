@@ -55,7 +55,7 @@ class PoolCalls:
         try:
             is_wrong = self.sums([call.page])[0] != promised
             if is_wrong:
-                self.cache.forget(call.page)
+                self.cache.forget([call.page])
         finally:
             self.pool.unpin(call.page, call.generation)
         return is_wrong

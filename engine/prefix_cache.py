@@ -17,6 +17,7 @@ from paceline.engine.messages import Removed, Stored
 from paceline.engine.page_pool import PagePool
 
 PACKED_BLOCK_BYTES = PAGE_TOKENS * 8  # token ids of a block as int64
+NamedBlock = tuple[bytes, bytes, tuple[int, ...]]  # key, packed tokens, checksums
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,29 +86,39 @@ class PrefixCache:
             pages.append(page)
         return pages
 
-    def commit(
-        self, page: int, key: bytes, packed_tokens: bytes, checksums: tuple[int, ...]
-    ) -> int:
-        """Names `page`, or returns the page of its group that bears the name already."""
+    def commit(self, group: int, pages: Sequence[int], named: Sequence[NamedBlock]) -> list[int]:
+        """Names pages of `group`. Returns them, but for each whose name was borne already the page
+        that bears it."""
+        bearers, stored = [], []
         with self.pool.lock:
-            names = self._page_of[self.pool.pages[page].group]
-            first = names.get(key)
-            if first is not None:
-                same = self.pool.pages[first].packed_tokens == packed_tokens
-                return first if same else page
-            self.pool.set_name(page, key, packed_tokens, checksums)
-            names[key] = page
-            self._publish(Stored, page)
-            return page
+            names = self._page_of[group]
+            for page, block in zip(pages, named, strict=True):
+                key, packed_tokens, checksums = block
+                first = names.get(key)
+                if first is None:
+                    record = self.pool.pages[page]
+                    record.key, record.packed_tokens, record.checksums = block
+                    names[key] = page
+                    stored.append(key)
+                elif self.pool.pages[first].packed_tokens == packed_tokens:
+                    page = first
+                bearers.append(page)
+            if group == 0:
+                self._publish(Stored, stored)
+        return bearers
 
-    def forget(self, page: int) -> None:
-        """Takes the name from a page: it is evicted, or its bytes are wrong."""
+    def forget(self, pages: Sequence[int]) -> None:
+        """Takes the names from pages: they are evicted, or their bytes are wrong."""
+        removed = []
         with self.pool.lock:
-            record = self.pool.pages[page]
-            if record.key is not None:
-                del self._page_of[record.group][record.key]
-                self._publish(Removed, page)
-            self.pool.drop_name(page)
+            for page in pages:
+                record = self.pool.pages[page]
+                if record.key is not None:
+                    del self._page_of[record.group][record.key]
+                    if record.group == 0:
+                        removed.append(record.key)
+            self._publish(Removed, removed)
+            self.pool.drop_names(pages)
 
     def pin_run(self, keys: Sequence[bytes], group: int = 0) -> list[int]:
         """Pins the leading run of `keys` that is here and may be pinned."""
@@ -181,14 +192,13 @@ class PrefixCache:
         packed = packed_block(packed_tokens, block)
         return page if self.pool.pages[page].packed_tokens == packed else None
 
-    def _publish(self, kind: type[Stored] | type[Removed], page: int) -> None:
-        record = self.pool.pages[page]
-        if record.group or record.key is None:
+    def _publish(self, kind: type[Stored] | type[Removed], keys: list[bytes]) -> None:
+        if not keys:
             return
         if self._events and type(self._events[-1]) is kind:
-            self._events[-1].keys.append(record.key)
+            self._events[-1].keys.extend(keys)
         else:
-            self._events.append(kind([record.key]))
+            self._events.append(kind(keys))
 
 
 def packed_block(packed_tokens: bytes, block: int) -> bytes:

@@ -9,6 +9,7 @@ dropped as everything is that belongs to another epoch. An end by length is none
 or are held for a reader wait for their first tokens.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from paceline.core.kv_layout import PAGE_TOKENS
@@ -20,13 +21,13 @@ from paceline.engine.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
-class FilledBlock:
-    """A page without a name that this step fills."""
+class FilledBlocks:
+    """Pages of one sequence and page group, without names, that this step fills."""
 
     entry: Scheduled
     group: int
-    block: int
-    page: int
+    blocks: list[int]
+    pages: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +44,14 @@ class Promise:
     """`edits`: of the logits of this step; they depend on all tokens before."""
 
     edits: LogitEdits | None
-    blocks: list[FilledBlock]
+    filled: list[FilledBlocks]
     tails: list[FilledTail]
 
 
 def promise(plan: Plan, state: BatchState, pool: PagePool) -> Promise:
     """Moves `state` on. What the step before has drawn must be known: edits depend on it."""
     edits = _edits(plan)
-    blocks: list[FilledBlock] = []
+    filled: list[FilledBlocks] = []
     tails: list[FilledTail] = []
     draw = 0
     for entry in plan.scheduled:
@@ -58,13 +59,13 @@ def promise(plan: Plan, state: BatchState, pool: PagePool) -> Promise:
         if entry.is_current:
             state.advance(sequence, entry.num_new)
             if sequence.num_computed // PAGE_TOKENS > sequence.num_committed:
-                blocks += _filled(entry, pool)
+                filled += _filled(entry, pool)
             if num_choices and sequence.group.prefill_only:
                 tails += _tail(entry)
             elif num_choices == 1 and not _ends(sequence):
                 state.promise(sequence, draw)
         draw += num_choices
-    return Promise(edits, blocks, tails)
+    return Promise(edits, filled, tails)
 
 
 def _edits(plan: Plan) -> LogitEdits | None:
@@ -77,16 +78,18 @@ def _edits(plan: Plan) -> LogitEdits | None:
     return LogitEdits(edited) if edited else None
 
 
-def _filled(entry: Scheduled, pool: PagePool) -> list[FilledBlock]:
+def _filled(entry: Scheduled, pool: PagePool) -> Iterator[FilledBlocks]:
     """Those that have a name were pulled, or are shared."""
     sequence = entry.sequence
     last = sequence.num_computed // PAGE_TOKENS
-    return [
-        FilledBlock(entry, group, block, table.pages[block])
-        for group, table in enumerate(sequence.tables)
-        for block in range(max(sequence.num_committed, table.first), last)
-        if pool.pages[table.pages[block]].key is None
-    ]
+    for group, table in enumerate(sequence.tables):
+        blocks = [
+            block
+            for block in range(max(sequence.num_committed, table.first), last)
+            if pool.pages[table.pages[block]].key is None
+        ]
+        if blocks:
+            yield FilledBlocks(entry, group, blocks, [table.pages[block] for block in blocks])
 
 
 def _tail(entry: Scheduled) -> list[FilledTail]:

@@ -184,8 +184,9 @@ class Runner:
             samples = replace(samples, edits=promise.edits)
             drawn = sample(logits[:num_drawn_from], samples)
             self._next_ids = drawn.next_ids
-        if promise.blocks:
-            block_sums = to_host(self.sums.launch([filled.page for filled in promise.blocks]))
+        if promise.filled:
+            pages = [page for filled in promise.filled for page in filled.pages]
+            block_sums = to_host(self.sums.launch(pages))
         tail_sums = [to_host(self.sums.launch(t.pages, t.num_tokens)) for t in promise.tails]
         if self.device.type == "cuda":
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -257,7 +257,7 @@ def test_vllm_ascend_12002_an_evicted_block_is_published_again() -> None:
         keys := [key for event in b.of(Stored) for key in event.keys],
         b"".join(b.engine.pool.pages[p].packed_tokens for p in range(6)),
     )[1]
-    b.engine.cache.forget(page)
+    b.engine.cache.forget([page])
     b.handle(Submit(2, spec)).run()
     index: set[bytes] = set()
     for event in b.events:

@@ -315,7 +315,7 @@ def test_a_rest_that_does_not_reach_the_end_of_the_prompt_is_none(lacking: int) 
     key = chain_keys(ROOT, spec.token_ids)[2]
     found = source.engine.pool_calls.answer(Pin([KeyRun(0, [key])]))
     assert isinstance(found, Pinned)
-    source.engine.cache.forget(found.pages[0].page)  # as after a reader's report
+    source.engine.cache.forget([found.pages[0].page])  # as after a reader's report
     source.engine.pool_calls.answer(Unpin([(p.page, p.generation) for p in found.pages]))
     (ready,) = source.run().of(HandoffReady, 1)
     assert (ready.rest is None) == (lacking <= 2)

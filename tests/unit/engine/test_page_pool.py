@@ -61,7 +61,8 @@ class PoolMachine(RuleBasedStateMachine):
         for page in holder[:1]:
             if self.pool.pages[page].key is None:
                 key = bytes([name])
-                named = self.cache.commit(page, key, key, (name,))
+                group = self.pool.pages[page].group
+                (named,) = self.cache.commit(group, [page], [(key, key, (name,))])
                 assert self.pool.pages[named].key == key
                 assert self.pool.pages[named].group == self.pool.pages[page].group
 
@@ -124,7 +125,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(page=st.integers(0, NUM_PAGES - 1))
     def forget(self, page: int) -> None:
-        self.cache.forget(page)
+        self.cache.forget([page])
 
     @invariant()
     def books_balance(self) -> None:
@@ -183,7 +184,7 @@ def test_integrity_of_some_pages_follows_their_names() -> None:
     cache = PrefixCache(pool, (FULL,))
     pages = pool.allocate(2) or []
     for page, key in zip(pages, (b"a", b"b"), strict=True):
-        cache.commit(page, key, b"", ())
+        cache.commit(0, [page], [(key, b"", ())])
     assert cache.check_integrity(range(4)) == ""
     pool.pages[pages[1]].key = b"c"
     assert cache.check_integrity(range(pages[1])) == ""
@@ -196,7 +197,7 @@ def test_evicts_the_least_recently_used_and_the_end_of_a_chain_first() -> None:
     chain = pool.allocate(3)
     assert chain is not None
     for i, page in enumerate(chain):
-        cache.commit(page, bytes([i]), b"", ())
+        cache.commit(0, [page], [(bytes([i]), b"", ())])
     pool.release(chain)
     assert pool.allocate(3) == [3, chain[2], chain[1]]
     assert [event.keys for event in cache.take_events()][1:] == [[b"\2", b"\1"]]
@@ -208,7 +209,7 @@ def test_pins_never_take_a_promised_page_or_more_than_their_share() -> None:
     pages = pool.allocate(8) or []
     keys = [bytes([i]) for i in range(8)]
     for page, key in zip(pages, keys, strict=True):
-        cache.commit(page, key, b"", ())
+        cache.commit(0, [page], [(key, b"", ())])
     pool.release(pages[:6])
     assert len(cache.pin_run(keys)) == 4
     assert cache.pin_run(keys[6:]) == pages[6:], "pages in use here cost nothing to pin"

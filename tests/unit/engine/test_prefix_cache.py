@@ -35,7 +35,7 @@ def test_a_hit_is_the_longest_that_all_groups_can_serve(
         for block in here:
             (page,) = pool.allocate(1, i) or [-1]
             cut = slice(block * PACKED_BLOCK_BYTES, (block + 1) * PACKED_BLOCK_BYTES)
-            cache.commit(page, KEYS[block], PACKED[cut], ())
+            cache.commit(i, [page], [(KEYS[block], PACKED[cut], ())])
             page_of[i, block] = page
 
     def seen(group: int, num_blocks: int) -> list[int]:

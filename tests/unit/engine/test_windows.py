@@ -34,7 +34,7 @@ def tables(b: Bench, slot: int = 1) -> list[tuple[int, int]]:
 def forget(b: Bench, group: int, num_tokens: int, blocks: range) -> None:
     """Evicts blocks of prompt(num_tokens)."""
     for key in chain_keys(ROOT, prompt(num_tokens))[blocks.start : blocks.stop]:
-        b.engine.cache.forget(b.engine.cache._page_of[group][key])
+        b.engine.cache.forget([b.engine.cache._page_of[group][key]])
 
 
 @pytest.mark.parametrize("kind", WINDOWS)
