@@ -62,14 +62,24 @@ class RandomWeights:
     def copy_into(self, name: str, place: torch.Tensor, transposed: bool = False) -> None:
         place.fill_(1) if place.dim() == 1 else place.normal_(std=0.02)
 
+    def check_copy(self, name: str, original: str) -> None: ...
+
 
 def make_model() -> Llama:
-    backend.select("auto", torch.device("cuda"))
+    model: Llama = random_model(Llama, LLAMA_8B)
+    return model
+
+
+def random_model(family: Any, shape: dict[str, Any], max_length: int | None = None) -> Any:
+    """A model of `family` with random weights."""
+    device = torch.device("cuda")
+    backend.select("auto", device)
+    fields = Fields(shape)
     source = ModelSource(
-        Path(), Fields(LLAMA_8B), torch.device("cuda"), torch.bfloat16, (), None, lambda *_: None
+        Path(), fields, device, torch.bfloat16, (), max_length, lambda done, size: None
     )
-    build: Any = LayerBuilder(RandomWeights(), source)  # type: ignore[arg-type]
-    return Llama(Llama.read_config(source), source, build)
+    build = LayerBuilder(RandomWeights(), source)  # type: ignore[arg-type]
+    return family(family.read_config(source), source, build)
 
 
 def make_engine(model: Llama, num_sequences: int, num_tokens: int) -> Engine:

@@ -95,17 +95,15 @@ def _draw(
     random: NDArray[np.int64],
 ) -> None:
     """Gumbel-max over what the filters leave of the rows `random`, into their `token_ids`."""
-    columns = (batch.temperature, batch.seed, batch.choice, batch.position)
-    indices, temperature, seed, choice, position = to_device(
-        edited.device, random, *(column[random] for column in columns)
-    )
+    drawn = (torch.from_numpy(c[random]) for c in (batch.seed, batch.choice, batch.position))
+    noise = noise_keys(*drawn).numpy()  # on the host: each of its operations would be a launch
+    indices, temperature, keys = to_device(edited.device, random, batch.temperature[random], noise)
     logits = edited if len(random) == len(batch) else take_rows(edited, random)
     best = best[indices]
     low, high = torch.full_like(best, _LOWEST), torch.full_like(best, torch.inf)
     filtered = np.flatnonzero(_is_filtered(batch)[random])
     if len(filtered):
         _bound(logits, best, temperature, low, high, batch, random, filtered)
-    keys = noise_keys(seed, choice, position)
     token_ids[indices] = gumbel_max(logits, best, temperature, low, high, keys)
 
 

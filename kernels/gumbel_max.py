@@ -11,7 +11,7 @@ depends on.
 
 import torch
 
-from paceline.kernels import native
+from paceline.kernels import backend, native
 from paceline.kernels.token_filter import MIN_TEMPERATURE
 
 GOLDEN = -7046029254386353131  # φ: 0x9E3779B97F4A7C15
@@ -32,7 +32,16 @@ def gumbel_max(
     numbers between `low` and `high`. Of a row without any: some id."""
     if native.takes(x) and x.numel():
         return gumbel_max_cpu(x, best, temperature, low, high, keys)
+    if _fits_triton(x):
+        from paceline.kernels.gpu import gumbel_max as gpu
+
+        return gpu.gumbel_max(x, best, temperature, low, high, keys)
     return gumbel_max_torch(x, best, temperature, low, high, keys)
+
+
+def _fits_triton(x: torch.Tensor) -> bool:
+    is_dense = x.dtype == torch.float32 and x.stride(1) == 1 and x.numel() > 0
+    return is_dense and backend.uses_triton(x)
 
 
 def gumbel_max_cpu(
