@@ -12,6 +12,7 @@ class EngineConfig:
     max_batch_tokens: int = 512  # new tokens of one step: decodes first, then prefill chunks
     max_running: int = 64  # sequences in the batch
     step_time_ms: float = 200.0  # of steps with prefill, see step_time.py
+    itl_target_ms: float = 0.0  # of streams beside which prompts are computed; 0: none
     output_window_tokens: int = 256  # promised to every request that decodes here
     prefix_cache: bool = True  # reuse committed pages of earlier requests
     max_waiting: int = 1024
@@ -23,6 +24,8 @@ class EngineConfig:
         _positive("max_running", self.max_running)
         _positive("max_waiting", self.max_waiting)
         _positive("step_time_ms", self.step_time_ms)
+        if not self.itl_target_ms >= 0:
+            raise ConfigError("itl_target_ms", self.itl_target_ms, "must not be negative")
         if self.max_batch_tokens <= self.max_running:
             reason = f"must exceed max_running={self.max_running}, or prompts starve"
             raise ConfigError("max_batch_tokens", self.max_batch_tokens, reason)

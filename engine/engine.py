@@ -18,6 +18,7 @@ preempts in between has another epoch when the step retires, and its result is d
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -65,7 +66,8 @@ class Engine:
 
     With CUDA graphs the last page of the pool is scratch and is never given to a request.
     `handle`, `take_output` and `pool_calls` may be used from other threads; `step`, `advance`,
-    `launch`, `sample` and `retire` belong to one.
+    `launch`, `sample` and `retire` belong to one. `on_decodes` is called after each step that only
+    decoded, with its seconds and how many sequences it brought forward.
     """
 
     def __init__(
@@ -103,6 +105,8 @@ class Engine:
         self._planned: Plan | None = None
         self._under_way: LaunchedStep | None = None
         self._retired_s = 0.0
+        self._is_awaited = False  # the next step, since then
+        self.on_decodes: Callable[[float, int], None] = _nobody_listens
         self._is_stepped = False  # since the last output
         self._lock = threading.Lock()
 
@@ -200,10 +204,22 @@ class Engine:
             self._outcome.apply(flight.plan, result)
             self.clock.retired = flight.step
             self.pool.retire_step(flight.step)
-            took_s = now_s - max(flight.started_s, self._retired_s)
-            self.scheduler.step_time.observe(flight.plan.num_chunk_tokens, took_s)
-            self._retired_s = now_s
+            took_s = self._observe(flight, now_s)
             self._is_stepped = True
+        if not flight.plan.chunks:
+            self.on_decodes(took_s, len(flight.plan.decodes))
+
+    def _observe(self, flight: LaunchedStep, now_s: float) -> float:
+        """How long a step took that has ended now, once the one before had."""
+        plan, step_time = flight.plan, self.scheduler.step_time
+        took_s = now_s - max(flight.started_s, self._retired_s)
+        interval_s = now_s - self._retired_s if self._is_awaited else took_s
+        step_time.observe(plan.num_chunk_tokens, took_s)
+        chunks = ((entry.num_new, entry.context) for entry in plan.chunks)
+        step_time.observe_interval(len(plan.decodes), chunks, interval_s)
+        self._retired_s = now_s
+        self._is_awaited = len(self.state) > 0
+        return took_s
 
     def has_work(self) -> bool:
         """Whether a call of `step` may do something."""
@@ -233,3 +249,6 @@ class Engine:
         events, self.groups.events = self.groups.events, []
         events += self.cache.take_events()
         return StepOutput(self.clock.retired, events, self.load(), is_progress)
+
+
+def _nobody_listens(seconds: float, num_sequences: int) -> None: ...

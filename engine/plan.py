@@ -7,13 +7,15 @@ from paceline.engine.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """`num_new` tokens of a sequence; `choices`: one token is drawn for each, none if it stays
-    short of its last token or wants none. `scored`: positions whose logits are scored for the
-    prompt's next token; `pooled`: those whose hidden states are pooled. `epoch` is the sequence's
-    at launch: another one later means that the result no longer counts."""
+    """`num_new` tokens of a sequence behind `context`, computed before; `choices`: one token is
+    drawn for each, none if it stays short of its last token or wants none. `scored`: positions
+    whose logits are scored for the prompt's next token; `pooled`: those whose hidden states are
+    pooled. `epoch` is the sequence's at launch: another one later means that the result no longer
+    counts."""
 
     sequence: Sequence
     num_new: int
+    context: int
     epoch: int
     choices: tuple[int, ...]
     scored: range
@@ -55,4 +57,4 @@ def schedule(sequence: Sequence, num_new: int) -> Scheduled:
     start = sequence.num_computed
     end = start + num_new
     scored, pooled = group.to_score(start, end), group.to_pool(start, end)
-    return Scheduled(sequence, num_new, sequence.epoch, choices, scored, pooled)
+    return Scheduled(sequence, num_new, start, sequence.epoch, choices, scored, pooled)

@@ -23,7 +23,7 @@ from paceline.engine.config import EngineConfig
 from paceline.engine.messages import GrantedRun
 from paceline.engine.plan import Plan, Scheduled, schedule
 from paceline.engine.sequence import Sequence, Stage, pages_of
-from paceline.engine.step_time import StepTime
+from paceline.engine.step_time import StepBudget, StepTime
 from paceline.engine.waiting import WaitingQueue
 
 _MAX_SCORED = 128  # rows of logits a step for prompt_logprobs: 25 MB of a 49k vocabulary
@@ -41,7 +41,7 @@ class Scheduler:
         self.allowances = allowances
         self.waiting = WaitingQueue()  # for pages
         self.ready = WaitingQueue()  # have pages, wait for a row
-        self.step_time = StepTime(config.step_time_ms / 1000)
+        self.step_time = StepTime(config.step_time_ms / 1000, config.itl_target_ms / 1000)
         self.num_preemptions = 0
         self.num_stuck = 0  # in the batch, without the page that its next token needs
         self._must_preempt = False  # when the step under way has ended
@@ -66,10 +66,8 @@ class Scheduler:
         decodes = self._decodes()
         if self._must_preempt:
             return None
-        budget = self.config.max_batch_tokens - len(decodes)
-        budget = min(budget, self.step_time.max_chunk_tokens(decodes=bool(decodes)))
+        budget = self.step_time.budget(self.config.max_batch_tokens - len(decodes), len(decodes))
         chunks = self._running_chunks(budget)
-        budget -= sum(entry.num_new for entry in chunks)
         self._admit(budget, decodes, chunks)
         return Plan(decodes, chunks) if decodes or chunks else None
 
@@ -142,40 +140,41 @@ class Scheduler:
         holders = [*self.state.sequences, *self.ready.members()]
         return max((s for s in holders if not s.group.prefill_only), key=lambda s: s.order)
 
-    def _running_chunks(self, budget: int) -> list[Scheduled]:
+    def _running_chunks(self, budget: StepBudget) -> list[Scheduled]:
         chunks: list[Scheduled] = []
         running = [s for s in self.state.sequences if s.num_tokens - s.num_computed > 1]
         for sequence in sorted(running, key=lambda s: s.order):
-            if budget <= 0:
+            if budget.is_spent:
                 break
             chunk = self._chunk(sequence, budget)
             if chunk is not None:
                 chunks.append(chunk)
-                budget -= chunk.num_new
         return chunks
 
-    def _chunk(self, sequence: Sequence, budget: int) -> Scheduled | None:
-        """None: what is to be scored of it, or a page that it was promised, has to wait for the
-        next step."""
-        budget = min(budget, self.allowances.max_chunk_tokens)
+    def _chunk(self, sequence: Sequence, budget: StepBudget) -> Scheduled | None:
+        """None: it, what is to be scored of it, or a page that it was promised, has to wait for
+        the next step."""
+        context = sequence.num_computed
+        most = min(budget.tokens_behind(context), self.allowances.max_chunk_tokens)
         if self._scores_of(sequence):
-            budget = min(budget, self._num_unscored)
-        if budget <= 0:
+            most = min(most, self._num_unscored)
+        if most <= 0:
             return None
-        num_new = chunk_len(sequence, budget)
+        num_new = chunk_len(sequence, most)
         num_blocks = pages_of(sequence.num_computed + num_new)
         if self.allocator.extend(sequence, num_blocks) is not Room.MADE:
             self.num_stuck += 1
             return None
         entry = schedule(sequence, num_new)
+        budget.spend(num_new, context)
         self._num_unscored -= len(entry.scored)
         return entry
 
     def _scores_of(self, sequence: Sequence) -> range:
         return sequence.group.to_score(sequence.num_computed, sequence.num_tokens)
 
-    def _admit(self, budget: int, decodes: list[Scheduled], chunks: list[Scheduled]) -> None:
-        while budget > 0 and not self.state.is_full:
+    def _admit(self, budget: StepBudget, decodes: list[Scheduled], chunks: list[Scheduled]) -> None:
+        while not budget.is_spent and not self.state.is_full:
             sequence = self.waiting.first()
             if sequence is None or (self._scores_of(sequence) and not self._num_unscored):
                 return
@@ -191,7 +190,6 @@ class Scheduler:
             entry = self._chunk(sequence, budget)
             if entry is not None:
                 (decodes if sequence.num_remaining == 1 else chunks).append(entry)
-                budget -= entry.num_new
 
     def _grant(self, sequence: Sequence) -> Grant | None:
         """The last token is always computed here, and what is to be scored or pooled: cached pages

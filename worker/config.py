@@ -52,6 +52,9 @@ class WorkerConfig:
     step_time_ms: float = setting(
         100.0, "Time that a step with prefill in it aims at; twice that where nothing decodes."
     )
+    itl_target_ms: float = setting(
+        0.0, "Latency between tokens that prompts computed beside them leave to streams; 0: none."
+    )
     num_threads: int = setting(0, "Compute threads of the rank; 0: one for each core it may use.")
     transports: tuple[str, ...] = setting(
         ("auto",), "Transports to export and to read with, best first."
@@ -85,6 +88,8 @@ class WorkerConfig:
             _check(name, getattr(self, name), getattr(self, name) >= 1, "must be at least 1")
         window = self.output_window_tokens
         _check("output_window_tokens", window, window >= 0, "must not be negative")
+        target = self.itl_target_ms
+        _check("itl_target_ms", target, target >= 0, "must not be negative")
         for name in ("step_time_ms", "silence_s", "beat_s", "stall_s"):
             _check(name, getattr(self, name), getattr(self, name) > 0, "must be positive")
         _check("beat_s", self.beat_s, self.beat_s < self.silence_s / 2, "must be < silence_s / 2")

@@ -183,6 +183,7 @@ def make_engine(config: RankConfig) -> tuple[Engine, LoadedModel, RankPool]:
         max_running=config.max_running,
         output_window_tokens=config.output_window_tokens,
         step_time_ms=config.step_time_ms,
+        itl_target_ms=config.itl_target_ms,
         max_waiting=config.max_waiting,
         max_pinned_share=config.max_pinned_share,
     )

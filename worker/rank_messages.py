@@ -31,6 +31,7 @@ class RankConfig(msgspec.Struct, frozen=True):
     max_running: int
     output_window_tokens: int
     step_time_ms: float
+    itl_target_ms: float
     num_threads: int
     max_waiting: int
     max_pinned_share: float

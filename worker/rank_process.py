@@ -144,6 +144,7 @@ def rank_config(
         max_running=config.max_running,
         output_window_tokens=config.output_window_tokens,
         step_time_ms=config.step_time_ms,
+        itl_target_ms=config.itl_target_ms,
         num_threads=config.num_threads,
         max_waiting=config.max_slots,
         max_pinned_share=config.max_pinned_share,

@@ -1,5 +1,7 @@
 """Who gets which tokens of a step."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -128,6 +130,29 @@ def test_chunks_shrink_to_the_time_of_a_step(decodes: bool, least: int) -> None:
     assert num_steps >= least
 
 
+@pytest.mark.parametrize(("target_ms", "most"), [(40.0, 40), (0.0, 200)])
+def test_chunks_beside_a_stream_leave_it_its_latency(target_ms: float, most: int) -> None:
+    model = mock_model(token_s=0.001, max_position_embeddings=1024)
+    b = bench(model, 256, max_batch_tokens=200, step_time_ms=10000, itl_target_ms=target_ms)
+    b.handle(Submit(1, request(prompt(8), max_tokens=900)))
+    b.step()
+    chunks: list[int] = []
+    schedule_chunks = b.engine.scheduler._running_chunks
+
+    def recorded_chunks(budget: Any) -> Any:
+        found = schedule_chunks(budget)
+        chunks.extend(entry.num_new for entry in found)
+        return found
+
+    b.engine.scheduler._running_chunks = recorded_chunks  # type: ignore[method-assign]
+    for slot in (2, 3):
+        b.handle(Submit(slot, request(prompt(700, slot), max_tokens=1)))
+        while not b.of(Ended, slot):
+            b.step()
+    assert sum(chunks) > 900, "prompts advance"
+    assert max(chunks[4:]) <= most and (target_ms > 0 or max(chunks) > 100)
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -136,6 +161,7 @@ def test_chunks_shrink_to_the_time_of_a_step(decodes: bool, least: int) -> None:
         ("output_window_tokens", -1),
         ("max_pinned_share", 0.0),
         ("step_time_ms", float("nan")),
+        ("itl_target_ms", -1.0),
     ],
 )
 def test_settings_that_cannot_work_are_refused(field: str, value: float) -> None:
