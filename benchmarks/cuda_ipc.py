@@ -2,7 +2,8 @@
 
 Pages are those of Llama-8B in bfloat16, 2 MiB each, scattered at both ends. `alone`: nothing else
 runs. `beside`: while an engine of that shape, random weights, decodes 64 sequences at 1024 in the
-reading process; its ITL with pulls and without is taken in turns. Without a device it exits 2.
+reading process; its ITL with pulls and without is taken in turns, after a few in which the pace of
+the copies finds its share. Without a device it exits 2.
 """
 
 import contextlib
@@ -28,6 +29,7 @@ from paceline.engine.pools import view_bytes
 from paceline.kernels.checksum import sum_pages_on_device
 from paceline.kv_transfer import registry
 from paceline.kv_transfer.base import CellSums, DevicePool, Link, TransportSettings
+from paceline.kv_transfer.copy_pace import CopyPace
 from paceline.kv_transfer.cuda_memory import new_device_memory
 from paceline.kv_transfer.link_statistics import LinkStatistics
 from paceline.kv_transfer.pull import PinnedPages, pull_verified
@@ -37,7 +39,7 @@ NUM_PAGES = 2048
 SETTINGS = TransportSettings(incarnation="benchmark")
 NUM_SEQUENCES, CONTEXT = 64, 1024
 WARM_UP, PULLS = 100, 100  # the device's clocks take a while to rise
-STEPS, ROUNDS = 40, 6  # of each kind, with pulls and without
+STEPS, ROUNDS, LEAD_ROUNDS = 40, 6, 2  # of each kind, with pulls and without
 SWITCH_INTERVAL_S = 0.0002  # as in a rank
 
 
@@ -109,7 +111,9 @@ class Puller:
         return num_bytes / (time.perf_counter() - started) / 1e9
 
 
-def decode_alone_and_beside(engine: Engine, puller: Puller, rounds: int) -> dict[str, float]:
+def decode_alone_and_beside(
+    engine: Engine, puller: Puller, pace: CopyPace, rounds: int
+) -> dict[str, float]:
     itl: dict[str, list[float]] = {"alone": [], "beside": []}
     rates: list[float] = []
     stop = threading.Event()
@@ -119,8 +123,10 @@ def decode_alone_and_beside(engine: Engine, puller: Puller, rounds: int) -> dict
             rates.append(puller.pull())
 
     order = ("alone", "beside", "beside", "alone")  # contexts grow: neither is always the longer
-    for turn in range(2 * rounds):
+    for turn in range(2 * (LEAD_ROUNDS + rounds)):
         kind = order[turn % len(order)]
+        if turn == 2 * LEAD_ROUNDS:
+            itl, rates = {"alone": [], "beside": []}, []
         stop.clear()
         thread = threading.Thread(target=pull_until_stopped)
         if kind == "beside":
@@ -134,11 +140,14 @@ def decode_alone_and_beside(engine: Engine, puller: Puller, rounds: int) -> dict
             thread.join()
         show(f"{kind}: {statistics.median(itl[kind][-STEPS:]):.2f} ms a step")
     alone, beside = (statistics.median(itl[kind]) for kind in ("alone", "beside"))
+    means = [statistics.mean(itl[kind]) for kind in ("alone", "beside")]
     return {
         "beside_gb_s": statistics.median(rates),
         "itl_alone_ms": alone,
         "itl_beside_ms": beside,
         "itl_beside_of_alone": beside / alone,
+        "mean_itl_beside_of_alone": means[1] / means[0],
+        "share": pace.share,
     }
 
 
@@ -165,12 +174,13 @@ def measure(options: Options) -> Figures:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     use_compute_stream(torch.device("cuda"))
     rounds = 2 if options.quick else ROUNDS
-    num_tokens = 2 * rounds * STEPS + 60
+    num_tokens = 2 * (LEAD_ROUNDS + rounds) * STEPS + 60
     own_pages = NUM_SEQUENCES * (-(-(CONTEXT + num_tokens) // 16) + 1) + 8
     is_busy = threading.Event()
+    pace = CopyPace(is_busy.is_set)
     memory = new_device_memory((own_pages + NUM_PAGES) * GROUP.page_bytes, torch.device("cuda"))
     num_pages = own_pages + NUM_PAGES
-    pool = DevicePool(memory.bytes, GROUP, num_pages, memory.fd, is_busy.is_set)
+    pool = DevicePool(memory.bytes, GROUP, num_pages, memory.fd, pace)
     with source_process() as peer:
         reader = registry.make_reader("cuda_ipc", pool, SETTINGS)
         started = time.perf_counter()
@@ -181,8 +191,9 @@ def measure(options: Options) -> Figures:
         show(f"alone: {rates[0]:.0f} GB/s at first, {max(rates):.0f} at best")
         figures = {"alone_gb_s": statistics.median(rates[WARM_UP:]), "connect_ms": connect_ms}
         engine = decoding_engine(pool, own_pages, num_tokens)
+        engine.on_decodes = pace.step_ended
         is_busy.set()
-        figures |= decode_alone_and_beside(engine, puller, rounds)
+        figures |= decode_alone_and_beside(engine, puller, pace, rounds)
         link.close()
     return figures
 

@@ -22,8 +22,7 @@ Authority: `read` returns checksums over the bytes as they lie in the destinatio
 compare them: `kv_transfer.pull` does, against what the pin promised.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -32,6 +31,7 @@ from numpy.typing import NDArray
 from paceline.core.errors import ConfigError
 from paceline.core.kv_layout import PageGroup
 from paceline.core.tls import PLAIN, TlsConfig
+from paceline.kv_transfer.copy_pace import CopyPace
 
 if TYPE_CHECKING:  # a process that has no pool on a device never loads torch
     import torch
@@ -112,13 +112,13 @@ class LocalPool:
 @dataclass(frozen=True, slots=True)
 class DevicePool:
     """The pool on this side, on a CUDA device: `fd` exports its memory to other processes, or is
-    -1. `is_busy` tells whether a batch is computed there, which copies shall not hold up."""
+    -1. `pace` is that of copies into it, which shall not hold up a batch computed there."""
 
     memory: "torch.Tensor"  # uint8 [bytes], page 0 first
     group: PageGroup
     num_pages: int
     fd: int = -1
-    is_busy: Callable[[], bool] = lambda: False
+    pace: CopyPace = field(default_factory=CopyPace)
 
 
 Pool = LocalPool | DevicePool

@@ -3,7 +3,7 @@
 A burst is one kernel on a stream of its own, and costs the same few calls however many pages it
 moves. It runs at full speed: a kernel that holds a few multiprocessors for long costs a decode step
 more, for fewer bytes, than short bursts on all of them. Beside a batch there are pauses between
-bursts, which so take a bounded share of the device's time; the batch computes at higher priority.
+bursts, as long as what they cost the batch calls for; the batch computes at higher priority.
 
 From another device a link of a tenth of that speed brings the pages. Programs that wait for it
 would hold every multiprocessor, so beside a batch there are only as many as keep the link busy,
@@ -23,9 +23,7 @@ from paceline.kernels.pages import copy_pages_on_device
 from paceline.kv_transfer.base import MAX_PIECE_PAGES, CellSums, DevicePool, Piece
 
 NUM_LANES = 4  # copies at once
-# Beside a batch, as measured on an H200 (docs/transports.md).
-BURST_BYTES = 1 << 30
-BUSY_SHARE = 0.16  # of the time
+BURST_BYTES = 1 << 30  # beside a batch, as measured on an H200 (docs/transports.md)
 LINK_PROGRAMS = 64  # from another device; docs/transports.md has what others cost
 
 
@@ -36,8 +34,7 @@ class DeviceCopies:
         self._pool = pool
         self._words = as_pages(pool.memory, pool.group, pool.num_pages)
         self._burst_pages = max(1, BURST_BYTES // pool.group.page_bytes)
-        self._turn = threading.Lock()  # of a burst beside a batch
-        self._next_turn = 0.0
+        self._link_turn = threading.Lock()  # of a burst over a link, beside a batch
         self._free: queue.SimpleQueue[_Lane] = queue.SimpleQueue()
         device = pool.memory.device
         scratch = torch.zeros((2, self._words.shape[1]), dtype=torch.int64, device=device)
@@ -67,7 +64,7 @@ class DeviceCopies:
         self, lane: "_Lane", source: torch.Tensor, piece: Piece, deadline: float
     ) -> CellSums:
         num_pages = len(piece.source_pages)
-        if not self._pool.is_busy():
+        if not self._pool.pace.is_busy():
             return lane.copy(self._words, source, piece).copy()
         sums = np.empty((num_pages, self._pool.group.num_heads), np.uint64)
         for start in range(0, num_pages, self._burst_pages):
@@ -79,13 +76,18 @@ class DeviceCopies:
         return sums
 
     def _paced(self, lane: "_Lane", source: torch.Tensor, burst: Piece) -> CellSums:
-        """One burst at a time, whatever the lane, and none before the pause after the last."""
-        with self._turn:
-            if source.device != self._words.device:
+        """One burst at a time, whatever the lane, and when the batch allows it."""
+        if source.device != self._words.device:
+            with self._link_turn:
                 return lane.copy(self._words, source, burst, LINK_PROGRAMS)
-            time.sleep(max(0.0, self._next_turn - time.monotonic()))
+        sums = np.empty(0, np.uint64)
+
+        def copy() -> float:
+            nonlocal sums
             sums = lane.copy(self._words, source, burst)
-            self._next_turn = time.monotonic() + lane.seconds() * (1 / BUSY_SHARE - 1)
+            return lane.seconds()
+
+        self._pool.pace.burst(copy)
         return sums
 
 

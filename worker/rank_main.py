@@ -28,6 +28,7 @@ from paceline.engine.config import EngineConfig
 from paceline.engine.engine import Engine
 from paceline.engine.messages import PoolCall
 from paceline.kv_transfer.base import DevicePool, TransportSettings
+from paceline.kv_transfer.copy_pace import CopyPace
 from paceline.models.loader import LoadedModel, load_model
 from paceline.worker.device import check_device
 from paceline.worker.rank_links import RankLinks
@@ -198,12 +199,14 @@ def make_links(
     """None for a pool in host memory, which the front reads into by itself."""
     if pool.device_bytes is None:
         return None
+    pace = CopyPace(lambda: len(engine.state) > 0)
+    engine.on_decodes = pace.step_ended
     exported = DevicePool(
         memory=pool.device_bytes,
         group=group,
         num_pages=engine.pool.num_pages,
         fd=pool.device_fd,
-        is_busy=lambda: len(engine.state) > 0,
+        pace=pace,
     )
     links = RankLinks(
         exported,

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from paceline.core.errors import Overloaded
-from paceline.kv_transfer import device_copies
+from paceline.kv_transfer import copy_pace, device_copies
 from paceline.kv_transfer.base import CellSums, DevicePool, Piece
+from paceline.kv_transfer.copy_pace import CopyPace
+from paceline.kv_transfer.copy_share import FIRST_SHARE
 from paceline.kv_transfer.device_copies import DeviceCopies
 from tests.contract.pools import SMALL
 
@@ -56,7 +58,7 @@ def copies(monkeypatch: pytest.MonkeyPatch, busy: threading.Event) -> DeviceCopi
     monkeypatch.setattr(device_copies, "_Lane", Lane)
     monkeypatch.setattr(device_copies, "BURST_BYTES", 5 * SMALL.page_bytes)
     memory = torch.zeros(NUM_PAGES * SMALL.page_bytes, dtype=torch.uint8)
-    made = DeviceCopies(DevicePool(memory, SMALL, NUM_PAGES, is_busy=busy.is_set))
+    made = DeviceCopies(DevicePool(memory, SMALL, NUM_PAGES, pace=CopyPace(busy.is_set)))
     monkeypatch.setattr(Lane, "bursts", [])
     monkeypatch.setattr(Lane, "programs", [])
     monkeypatch.setattr(Lane, "most_running", 0)
@@ -86,8 +88,7 @@ def test_bursts_beside_a_batch_pause_so_that_they_take_their_share(
     started = time.monotonic()
     assert copy(copies, 12)[:, 0].tolist() == list(range(12))[::-1]
     assert [len(burst) for burst in Lane.bursts] == [5, 5, 2]
-    pauses = 2 * Lane.burst_s / device_copies.BUSY_SHARE
-    assert time.monotonic() - started > pauses
+    assert time.monotonic() - started > 2 * Lane.burst_s / FIRST_SHARE
 
 
 def test_all_lanes_share_the_pauses(copies: DeviceCopies, busy: threading.Event) -> None:
@@ -99,7 +100,7 @@ def test_all_lanes_share_the_pauses(copies: DeviceCopies, busy: threading.Event)
     for thread in threads:
         thread.join()
     assert Lane.most_running == 1
-    assert time.monotonic() - started > 2 * Lane.burst_s / device_copies.BUSY_SHARE
+    assert time.monotonic() - started > 2 * Lane.burst_s / FIRST_SHARE
 
 
 def test_from_another_device_few_programs_copy_without_pauses(
@@ -107,12 +108,13 @@ def test_from_another_device_few_programs_copy_without_pauses(
 ) -> None:
     copy(copies, 5, device="meta")
     assert Lane.programs == [None], "as many as there may be, while nothing is computed"
-    monkeypatch.setattr(device_copies, "BUSY_SHARE", 0.001)  # with pauses it would take seconds
+    monkeypatch.setattr(Lane, "seconds", lambda lane: 60.0)  # pauses would be as long as may be
+    monkeypatch.setattr(copy_pace, "_MAX_PAUSE_S", 10.0)
     busy.set()
     started = time.monotonic()
     assert copy(copies, 12, device="meta")[:, 0].tolist() == list(range(12))[::-1]
     assert Lane.programs[1:] == [device_copies.LINK_PROGRAMS] * 3
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 10
 
 
 def test_a_copy_that_its_pauses_make_too_slow_is_refused_as_overload(
