@@ -229,18 +229,19 @@ def _terms(
 
 
 def _able(job: Job, workers: Sequence[W]) -> Sequence[W]:
-    """Those with room for the job; who failed it before only when there is nobody else."""
-    needed = {most: job.num_pages(most) for most in {worker.most_pages for worker in workers}}
-    with_room = [
-        worker
-        for worker in workers
-        if (pages := needed[worker.most_pages]) <= worker.num_free_pages
-        or worker.is_prefill
-        or pages > worker.num_pages  # it refuses the job with the numbers in the error
-    ]
+    """Those of one role with room for the job; prefill workers queue what does not fit yet. Who
+    failed it before counts only when there is nobody else."""
+    if workers and not workers[0].is_prefill:
+        needed = {most: job.num_pages(most) for most in {w.most_pages for w in workers}}
+        workers = [
+            worker
+            for worker in workers
+            if (pages := needed[worker.most_pages]) <= worker.num_free_pages
+            or pages > worker.num_pages  # it refuses the job with the numbers in the error
+        ]
     if not job.avoid:
-        return with_room
-    return [worker for worker in with_room if worker.worker_id not in job.avoid] or with_room
+        return workers
+    return [worker for worker in workers if worker.worker_id not in job.avoid] or workers
 
 
 def has_room(candidate: Candidate, job: Job) -> bool:
