@@ -267,7 +267,7 @@ def values_schema() -> Schema:
     monitoring = closed(
         labels=TEXT_MAP, scrape=FLAG, intervalSeconds=SECONDS, rules=FLAG, dashboards=FLAG
     )
-    network = closed(enabled=FLAG, clients=LIST, monitoring=LIST, workerEgress=LIST)
+    network = closed(enabled=FLAG, clients=LIST, monitoring=LIST, egress=LIST, workerEgress=LIST)
     properties = {
         "global": MAP,
         "image": image,

@@ -5,9 +5,9 @@ set -eu
 target=$1 wheels=$2 share=$3
 
 case $target in
-    front) extras= ;;
-    cpu) extras=[engine,s3,nixl] ;;
-    cuda) extras=[engine,gpu,s3] ;;
+    front) extras=[otel] ;;
+    cpu) extras=[engine,s3,nixl,otel] ;;
+    cuda) extras=[engine,gpu,s3,otel] ;;
     *) echo "install.sh: no target $target: front, cpu or cuda" >&2 && exit 2 ;;
 esac
 

@@ -117,6 +117,12 @@ def test_everything_is_denied_first() -> None:
         assert selects(deny["podSelector"], labels_of(rendered(), component))
 
 
+def test_all_reach_a_collector_of_traces_that_is_named() -> None:
+    rule = {"to": [{"namespaceSelector": {}}], "ports": [{"port": 4317}]}
+    deny = of_kind(rendered(networkPolicy={"egress": [rule]}), "NetworkPolicy")["deny"]["spec"]
+    assert deny["egress"][1:] == [rule] and "ingress" not in deny
+
+
 def test_clients_and_prometheus_reach_only_their_ports() -> None:
     objects = rendered(networkPolicy={"clients": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]})
     rules = of_kind(objects, "NetworkPolicy")["gateway"]["spec"]["ingress"]
