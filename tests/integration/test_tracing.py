@@ -149,7 +149,7 @@ def test_an_embedding_ends_with_its_prefill(deployed: Deployed, way: str) -> Non
 
 
 def test_grpc_callers_bring_their_trace_too(deployed: Deployed) -> None:
-    parent = PARENT.replace("4bf9", "5bf9").replace("00f0", "11f0")
+    parent = PARENT.replace("4bf9", "8bf9").replace("00f0", "11f0")
 
     async def ask() -> None:
         request = GenerateRequest(tokens=TokenIds(ids=prompt(200, salt=77)), max_tokens=2)
@@ -165,7 +165,7 @@ def test_grpc_callers_bring_their_trace_too(deployed: Deployed) -> None:
 
 
 def test_a_killed_workers_request_shows_its_second_attempt(deployed: Deployed) -> None:
-    parent = PARENT.replace("4bf9", "6bf9").replace("00f0", "22f0")
+    parent = PARENT.replace("4bf9", "9bf9").replace("00f0", "22f0")
 
     async def ask() -> None:
         call = streaming(deployed.model, prompt(200, salt=99), max_tokens=100, ignore_eos=True)
