@@ -23,7 +23,7 @@ from paceline.core.kv_layout import PAGE_TOKENS
 STALL = 0.1  # of a token's time that each stream beside it loses, in its request's own waiting
 STEP_TOKENS = 32  # that a stream costs whoever steps beside it
 BALANCE = 1.5
-CHANCE_SHARE = 0.1  # x sqrt(workers) above fair costs nothing: sessions stay where their KV is
+CHANCE_SHARE = 0.08  # x sqrt(workers) above fair costs nothing: sessions stay where their KV is
 NEAR_TOKENS = 48
 PULL_COST = 0.125  # of a token pulled, in tokens computed
 MAX_SHOWN = 4  # costs of a side that are kept for `paceline explain`
