@@ -50,7 +50,8 @@ class RouterClient:
         self._left = asyncio.Event()  # the current one
         self._last: Address | None = None
         self._takes_requests = False
-        self._timers: list[asyncio.TimerHandle] = []
+        self._gap: asyncio.TimerHandle | None = None  # until readiness shows it
+        self._wait: asyncio.TimerHandle | None = None  # for a router, until it is given up
         self._task: asyncio.Task[None] | None = None
         self.is_attached = False  # true also in the moment between two routers
         self.models: dict[str, ModelInfo] = {}  # the last list known
@@ -152,11 +153,15 @@ class RouterClient:
             return
         self._current = None
         self._left.set()
+        self._gap = asyncio.get_running_loop().call_later(_UNNOTICED_S, self._show_gap)
+        self._begin_wait()
+
+    def _begin_wait(self) -> None:
+        """What a router gives back when its drain is over waits as long as what came before."""
+        if self._wait is not None:
+            self._wait.cancel()
         call_later = asyncio.get_running_loop().call_later
-        self._timers = [
-            call_later(_UNNOTICED_S, self._show_gap),
-            call_later(self._config.router_wait_s, self._give_up),
-        ]
+        self._wait = call_later(self._config.router_wait_s, self._give_up)
 
     def end(self, link: RouterLink) -> None:
         self._links.discard(link)
@@ -175,7 +180,7 @@ class RouterClient:
             self._fail(slot, _unreachable())
 
     def _stop_timers(self) -> None:
-        for timer in self._timers:
+        for timer in filter(None, (self._gap, self._wait)):
             timer.cancel()
 
     # --- what goes there, and what comes back -------------------------------------------------
@@ -200,6 +205,8 @@ class RouterClient:
         self._moved.labels(reason).inc()
         for rest in submission.rest_of(part, self._slots):
             self._place(rest)
+        if self._waiting:
+            self._begin_wait()
 
     def take(self, link: RouterLink, frame: RouterFrame) -> None:
         for emission in frame.emissions:

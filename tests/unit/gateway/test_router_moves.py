@@ -115,6 +115,27 @@ async def test_a_request_that_ends_its_routers_is_given_up(model_dir: Path) -> N
         assert content(await deployment.chat()) == TEXT
 
 
+async def test_what_the_last_router_gives_back_waits_as_long_as_others_and_no_longer(
+    model_dir: Path,
+) -> None:
+    """Also when nobody has known a router for longer than that, while it drained."""
+    wait_s = 0.5
+    async with running(model_dir, router_wait_s=wait_s) as deployment:
+        router = deployment.router
+        router.reply = lambda request: bytes_reply(TEXT.encode(), interval_s=0.5)
+        held = asyncio.create_task(deployment.chat())
+        await until(lambda: len(router.submissions) == 1)
+        router.drain()
+        await asyncio.sleep(2 * wait_s)
+        assert (await deployment.chat()).status_code == 503, "the wait of new ones is over"
+        assert not held.done()
+        router.hand_over()
+        given_back_s = asyncio.get_running_loop().time()
+        answer = await held
+        assert answer.status_code == 503 and answer.headers["retry-after"]
+        assert asyncio.get_running_loop().time() - given_back_s >= 0.9 * wait_s
+
+
 async def test_a_cancel_reaches_the_router_that_works_now(model_dir: Path) -> None:
     async with two_routers(model_dir) as (deployment, old, new):
         old.reply = new.reply = lambda request: Reply([[97]] * 500, interval_s=0.02)
