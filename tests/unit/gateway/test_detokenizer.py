@@ -115,10 +115,10 @@ def test_time_is_linear_in_the_number_of_tokens(kind: str) -> None:
 
     def seconds(num_tokens: int) -> float:
         token_ids = (cycle * num_tokens)[:num_tokens]
-        detokenizer, start = make(), time.perf_counter()
+        detokenizer, start = make(), time.thread_time()
         for token_id in token_ids:
             detokenizer.push(token_id)
-        return time.perf_counter() - start
+        return time.thread_time() - start
 
     seconds(100)
     short = min(seconds(500) for _ in range(3))
