@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -204,10 +206,20 @@ def welcome(cluster: Cluster, config: UpConfig, page_url: str, took_s: float) ->
     for name, url in cluster.urls.items():
         lines.append(f"  metrics  {url}/metrics  ({name})")
     lines += [f"  gRPC     {cluster.grpc_endpoint}", f"  logs     {cluster.run_dir}/*.log"]
-    lines += [f"  live     paceline top --urls {','.join(map(str, cluster.urls.values()))}"]
+    us = own_command()
+    lines += [f"  live     {us} top --urls {','.join(map(str, cluster.urls.values()))}"]
     secret = f"PACELINE_EXPLAIN_SECRET=$(cat {cluster.folder.secret_path})"
-    lines += [f"  why      {secret} paceline explain --router {cluster.router_endpoint}", ""]
+    lines += [f"  why      {secret} {us} explain --router {cluster.router_endpoint}", ""]
     return "\n".join([*lines, "Ctrl-C drains and stops everything."])
+
+
+def own_command() -> str:
+    """How a terminal in this folder calls us, also where .venv/bin is not on its PATH."""
+    found = shutil.which("paceline")
+    ours = Path(sys.executable).with_name("paceline")
+    if (found and Path(found).samefile(ours)) or not ours.exists():
+        return "paceline"
+    return os.path.relpath(ours) if ours.is_relative_to(Path.cwd()) else str(ours)
 
 
 def curl(base_url: str, model: Path) -> str:

@@ -17,6 +17,8 @@ _MAX_CHARS = 100  # of a caller's own words in our answer
 _UNKNOWN_FIELD = re.compile(r"unknown field `(.*?)`")
 _TOO_LONG = re.compile(r"^Expected `int` [<>]= |^Integer value out of range")
 _AT = re.compile(r" - at (?:`key` in )?`\$\.?(.*?)`$")
+_BYTE = re.compile(r"\(byte (\d+)\)")
+_NO_NUMBER = re.compile(rb'"([a-z_]{1,64})"\s*:\s*(-?(?:NaN|Infinity))')  # that JSON has
 _MISSING = re.compile(r"missing required field `(.*?)`")
 
 
@@ -60,7 +62,9 @@ def decode(decoder: "msgspec.json.Decoder[R]", body: bytes) -> R:
     except msgspec.ValidationError as error:
         raise _invalid_field(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _invalid_body(f"is not valid JSON in UTF-8: {error}") from None
+        raise _no_number(str(error), body) or _invalid_body(
+            f"is not valid JSON in UTF-8: {error}"
+        ) from None
     except RecursionError:
         raise _invalid_body("is nested too deeply") from None
     for name, neutral in request.neutral.items():
@@ -89,6 +93,18 @@ def _invalid_body(reason: str) -> InvalidRequest:
     error = InvalidRequest("body", "…", reason)
     error.message, error.field = f"The request body {reason}.", None
     return error
+
+
+def _no_number(text: str, body: bytes) -> InvalidRequest | None:
+    """For a field with a value that Python's json writes and JSON does not have."""
+    place = _BYTE.search(text)
+    if place is None:
+        return None
+    for found in _NO_NUMBER.finditer(body):
+        if found.start(2) <= int(place[1]) <= found.end(2):
+            name, value = (group.decode() for group in found.groups())
+            return InvalidRequest(name, value, "is no number in JSON")
+    return None
 
 
 def _invalid_field(text: str) -> InvalidRequest:

@@ -36,9 +36,7 @@ async def prepare_chat(serving: Serving, request: ChatRequest, caller: Caller) -
     """Raises PacelineError; nothing has been sent to the router then."""
     model = serving.model(request.model)
     options = answer_options(request, caller)
-    max_tokens = request.max_completion_tokens
-    if max_tokens is None:
-        max_tokens = request.max_tokens
+    max_tokens = _max_tokens(request)
     wishes = wishes_of(request, max_tokens, _num_logprobs(request))
     params = sampling_params(wishes, model)
     stops = stop_automata(wishes.stop, serving.config.max_stop_strings)
@@ -64,6 +62,15 @@ async def prepare_chat(serving: Serving, request: ChatRequest, caller: Caller) -
     )
     job = Job(model, owner, prompt, params, stops, priority, text=text_options(request))
     return PreparedRequest(model, [job], answer, bool(request.stream), caller)
+
+
+def _max_tokens(request: ChatRequest) -> int | None:
+    """By its newer name where both are given."""
+    newer = request.max_completion_tokens
+    if newer is None:
+        return request.max_tokens
+    InvalidRequest.check("max_completion_tokens", newer, newer >= 1, "must be at least 1")
+    return newer
 
 
 def _num_logprobs(request: ChatRequest) -> int | None:

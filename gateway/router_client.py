@@ -165,9 +165,12 @@ class RouterClient:
 
     def end(self, link: RouterLink) -> None:
         self._links.discard(link)
-        for part in list(link.parts.values()):
-            part.submission.num_losses += 1
-            self._move(link, part, "lost")
+        parts = [part for part in link.parts.values() if part.submission.live(part)]
+        for submission in {part.submission for part in parts}:
+            submission.num_losses += 1  # once, however many of its parts were there
+        for part in parts:
+            if part.link is link:  # else its submission has been given up
+                self._move(link, part, "lost")
 
     def _show_gap(self) -> None:
         self.is_attached = False
@@ -198,6 +201,8 @@ class RouterClient:
         """What `link` will not finish goes to another router, or waits for one."""
         link.forget(part)
         submission = part.submission
+        if not submission.live(part):
+            return
         if not submission.may_move:
             error = Unavailable("the request could not be completed", retry_after_s=_RETRY_AFTER_S)
             self._fail(submission.slot, error)

@@ -181,7 +181,7 @@ def test_up_shows_a_curl_that_works_and_ctrl_c_drains(
 
 def explained(shown: str) -> str:
     """What the router says of the last decision, asked as `up` says."""
-    why = re.search(r"why +(.+\)) paceline (explain .+)", shown)
+    why = re.search(r"why +(.+\)) \S*paceline (explain .+)", shown)
     assert why, shown
     command = f"{why[1]} exec {sys.executable} -P -m paceline.cli.main {why[2]}"
     environment = {**os.environ, "PYTHONPATH": python_path()}

@@ -23,6 +23,10 @@ async def until(holds: Callable[[], bool]) -> float:
     return await until_within(holds, 20)
 
 
+async def until_sent(router: FakeRouter, num_submissions: int) -> None:
+    await until(lambda: len(router.submissions) == num_submissions)
+
+
 def slowly(request: TokenRequest) -> Reply:
     return bytes_reply(TEXT.encode(), interval_s=0.02)
 
@@ -113,6 +117,43 @@ async def test_a_request_that_ends_its_routers_is_given_up(model_dir: Path) -> N
         router.reply = slowly
         await until(lambda: not deployment.gateway.serving.reasons())
         assert content(await deployment.chat()) == TEXT
+
+
+async def test_a_router_that_dies_counts_once_whatever_it_worked_on(model_dir: Path) -> None:
+    """Of a request whose choices go on one by one, too; nobody beside it is forgotten."""
+    async with two_routers(model_dir) as (deployment, old, new):
+
+        def spelt(request: TokenRequest) -> Reply:
+            return bytes_reply(TEXT.encode(), interval_s=0.1)
+
+        old.reply = new.reply = spelt
+        many = asyncio.create_task(deployment.chat(n=4))
+        beside = [asyncio.create_task(deployment.chat()) for _ in range(3)]
+        for used, num_parts in ((old, 4), (new, 7), (old, 4 + 7)):
+            await until_sent(used, num_parts)
+            await asyncio.sleep(0.25)
+            used.cut()
+        choices = (await many).json()["choices"]
+        assert [choice["message"]["content"] for choice in choices] == [TEXT] * 4
+        assert [content(await one) for one in beside] == [TEXT] * 3
+
+
+async def test_a_request_that_is_given_up_takes_nobody_with_it(model_dir: Path) -> None:
+    async with running(model_dir) as deployment:
+        router = deployment.router
+        router.reply = lambda request: bytes_reply(TEXT.encode(), interval_s=0.15)
+        many = asyncio.create_task(deployment.chat(n=4))
+        await until(lambda: len(router.submissions) == 1)
+        for _ in range(3):
+            await asyncio.sleep(0.25)
+            router.cut()
+            await until(lambda: router.num_streams == 1)
+        await asyncio.sleep(0.25)
+        beside = [asyncio.create_task(deployment.chat()) for _ in range(3)]
+        await until(lambda: len([s for s in router.submissions if not s.request.epoch]) == 4)
+        router.cut()
+        assert (await many).status_code == 503
+        assert [content(await one) for one in beside] == [TEXT] * 3
 
 
 async def test_what_the_last_router_gives_back_waits_as_long_as_others_and_no_longer(
