@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from benchmarks.common import show
-from benchmarks.cuda_ipc import GROUP, SETTINGS, Puller, make_pool, source_process
+from benchmarks.cuda_ipc import GROUP, SETTINGS, Puller, make_pool, serve
+from benchmarks.source_process import source_process
 from paceline.engine.compute_stream import use_compute_stream
 from paceline.kv_transfer import registry
 
@@ -23,7 +24,7 @@ def link_figures() -> dict[str, float]:
     source = torch.randint(0, 255, (num_bytes,), dtype=torch.uint8, device=SOURCE)
     to: Any = torch.empty_like(source, device=READER)
     pulls, copies = [], []
-    with source_process(NUM_PAGES, SOURCE) as peer:
+    with source_process(serve, NUM_PAGES, SOURCE) as peer:
         pool = make_pool(NUM_PAGES, READER)
         link = registry.make_reader("cuda_ipc", pool, SETTINGS).connect(peer.address, timeout_s=5)
         puller = Puller(link, peer, NUM_PAGES)

@@ -7,12 +7,10 @@ the copies finds its share. Without a device it exits 2.
 """
 
 import contextlib
-import multiprocessing
 import statistics
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
@@ -21,6 +19,7 @@ import torch
 
 from benchmarks.common import Figures, Options, publish, show
 from benchmarks.engine_gpu import make_model, submit
+from benchmarks.source_process import source_process
 from paceline.core.kv_layout import PageGroup
 from paceline.engine.compute_stream import use_compute_stream
 from paceline.engine.config import EngineConfig
@@ -68,20 +67,6 @@ def serve(channel: Connection, num_pages: int, device: str) -> None:
     channel.send(Peer(source.address(), sums.cpu().numpy().view(np.uint64)))
     with contextlib.suppress(EOFError):
         channel.recv()
-
-
-@contextlib.contextmanager
-def source_process(num_pages: int = NUM_PAGES, device: str = "cuda:0") -> Iterator[Peer]:
-    spawn = multiprocessing.get_context("spawn")
-    channel, theirs = spawn.Pipe()
-    process = spawn.Process(target=serve, args=(theirs, num_pages, device), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        yield channel.recv()
-    finally:
-        channel.close()
-        process.join()
 
 
 class Puller:
@@ -181,7 +166,7 @@ def measure(options: Options) -> Figures:
     memory = new_device_memory((own_pages + NUM_PAGES) * GROUP.page_bytes, torch.device("cuda"))
     num_pages = own_pages + NUM_PAGES
     pool = DevicePool(memory.bytes, GROUP, num_pages, memory.fd, pace)
-    with source_process() as peer:
+    with source_process(serve, NUM_PAGES, "cuda:0") as peer:
         reader = registry.make_reader("cuda_ipc", pool, SETTINGS)
         started = time.perf_counter()
         link = reader.connect(peer.address, timeout_s=5)

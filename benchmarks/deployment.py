@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
-from tokenizers import AddedToken, Tokenizer, decoders, models
+from tokenizers import AddedToken
 
+from benchmarks.word_tokenizer import word_tokenizer
 from paceline.cli.cluster import Cluster, ClusterSpec
 from paceline.cli.demo_model import DemoModelConfig, ensure
 from paceline.cli.roles import Settings
@@ -32,8 +33,7 @@ def mock_model(vocab_size: int = 4096, **overrides: Any) -> Iterator[Path]:
     """A folder with the mock model; every token of it is a visible word. Prompts are token ids."""
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
         model = write_mock_model(Path(folder) / "mock", vocab_size=vocab_size, **overrides)
-        tokenizer = Tokenizer(models.BPE({f"Ġw{i}": i for i in range(vocab_size)}, []))
-        tokenizer.decoder = decoders.ByteLevel()
+        tokenizer = word_tokenizer(vocab_size)
         tokenizer.add_special_tokens([AddedToken(f"Ġw{EOS_TOKEN_ID}", special=True)])
         tokenizer.save(str(model / "tokenizer.json"))
         yield model

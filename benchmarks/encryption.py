@@ -7,12 +7,11 @@ Both processes encrypt and decrypt on a core each. Certificates are made for the
 """
 
 import contextlib
-import multiprocessing
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -20,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.common import Figures, Options, publish, show
+from benchmarks.source_process import source_process
 from benchmarks.transfer import PAIRS, QUICK_PAIRS, TOTALS, compare
 from benchmarks.transfer_source import GROUPS, POOL_BYTES, SETTINGS, make_pool, scattered
 from paceline.core.tls import PLAIN, TlsConfig
@@ -54,20 +54,6 @@ def serve(channel: Connection, tls: TlsConfig) -> None:
         source.close()
 
 
-@contextlib.contextmanager
-def source_process(tls: TlsConfig) -> Iterator[Exported]:
-    spawn = multiprocessing.get_context("spawn")
-    channel, theirs = spawn.Pipe()
-    process = spawn.Process(target=serve, args=(theirs, tls), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        yield channel.recv()
-    finally:
-        channel.close()
-        process.join()
-
-
 def pull_over(link: Link, pool: LocalPool, sums: CellSums, num_pages: int) -> Callable[[], object]:
     source_pages, pages = (scattered(GROUP, num_pages, seed=seed) for seed in (1, 2))
     generations = np.zeros(num_pages, np.uint64)
@@ -89,7 +75,8 @@ def measure(options: Options) -> Figures:
     figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         tls = Mount(Path(folder) / "tls").config()
-        with source_process(tls) as (addresses, sums):
+        with source_process(serve, tls) as exported:
+            addresses, sums = exported
             links = [
                 registry.make_reader("tcp", pool, replace(SETTINGS, tls=config)).connect(
                     address, 10

@@ -7,6 +7,7 @@ undisturbed run. `pause` is the longest wait for a token in a stream, the first 
 failed, wrong_tokens, leaked_blocks   sums over all cells; who is refused under overload (429, 503)
                                       has not failed
 pause_p99_s_ROLE                      of the streams of the cell that kills one of that role
+overload_refused                      of those, how many
 overload_goodput_of_peak              answers a second at ten times the load, of the peak
 overload_normal_after_s               until a request takes no longer than before, when it is over
 """
@@ -16,7 +17,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,7 +86,7 @@ VICTIMS = ("router", "prefill-0", "decode-0", "redis")
 CELLS: dict[str, Fault] = {
     **{f"kill {name}": kill(name) for name in VICTIMS},
     **{f"stop {name}": stop(name) for name in VICTIMS},
-    "restart all": restart_all,
+    "restart workers and routers": restart_all,
 }
 
 
@@ -162,6 +163,7 @@ class Matrix:
         served = [pair for pair in zip(picks, answers, strict=True) if not is_refused(pair[1])]
         found = self.judge([pick for pick, _ in served], [answer for _, answer in served])
         found["leaked_blocks"] = settle(self.cluster).pages
+        found["refused"] = len(answers) - len(served)
         found["goodput"] = (len(served) - found["failed"]) / took_s
         found["normal_after_s"] = normal_s
         show("overload: " + ", ".join(f"{key} {value:g}" for key, value in found.items()))
@@ -191,11 +193,6 @@ def peak(cluster: Cluster, calls: list[Call]) -> float:
     return len(sent) / (time.monotonic() - began)
 
 
-def cells(matrix: Matrix) -> Iterator[tuple[str, dict[str, float]]]:
-    for name, fault in CELLS.items():
-        yield name, matrix.cell(name, fault)
-
-
 def measure(options: Options) -> dict[str, float]:
     scale = QUICK if options.quick else FULL
     worker = {"max_running": MAX_RUNNING, "num_threads": 1}
@@ -208,7 +205,7 @@ def measure(options: Options) -> dict[str, float]:
         peak_per_s = peak(cluster, calls)
         show(f"peak {peak_per_s:.1f} a second")
         matrix = Matrix(cluster, scale, calls, expected, peak_per_s)
-        found = dict(cells(matrix))
+        found = {name: matrix.cell(name, fault) for name, fault in CELLS.items()}
         overload = matrix.overload()
     everything = [*found.values(), overload]
     sums = {k: sum(c[k] for c in everything) for k in ("failed", "wrong_tokens", "leaked_blocks")}
@@ -219,6 +216,7 @@ def measure(options: Options) -> dict[str, float]:
     return {
         **sums,
         **pauses,
+        "overload_refused": overload["refused"],
         "overload_goodput_of_peak": overload["goodput"] / peak_per_s,
         "overload_normal_after_s": overload["normal_after_s"],
     }

@@ -6,19 +6,19 @@ The geometry is SmolLM2-135M in float32: 256 pages of 720 KiB.
 """
 
 import contextlib
-import multiprocessing
 import socket
 import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 import numpy as np
 
 from benchmarks.common import MEMCPY_BYTES, REPEATS, Memcpy, Options, publish, seconds, show
+from benchmarks.source_process import source_process
 from paceline.core.kv_layout import PageGroup
 from paceline.kernels.pages import sum_pages
 from paceline.kv_transfer import registry
@@ -107,25 +107,11 @@ def pull(link: Link, peer: Peer, statistics_: LinkStatistics) -> None:
     )
 
 
-@contextlib.contextmanager
-def source_process() -> Iterator[Peer]:
-    spawn = multiprocessing.get_context("spawn")
-    channel, theirs = spawn.Pipe()
-    process = spawn.Process(target=serve, args=(theirs,), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        yield channel.recv()
-    finally:
-        channel.close()
-        process.join()
-
-
 def measure_pulls(repeats: int) -> dict[str, float]:
     """GB/s of each way, medians; the ways take turns so that noise hits all alike."""
     pool = make_pool()
     with (
-        source_process() as peer,
+        source_process(serve) as peer,
         socket.create_connection(("127.0.0.1", peer.socket_port)) as plain,
     ):
         calls: dict[str, Callable[[], None]] = {

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from tokenizers import Tokenizer, decoders
-from tokenizers.models import BPE
 
+from benchmarks.word_tokenizer import word_tokenizer
 from paceline.models.manifest import weights_digest
 from paceline.models.weight_files import INDEX_NAME
 
@@ -31,7 +30,7 @@ def write_random_llama(
     folder.mkdir(parents=True, exist_ok=True)
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **fields}
     (folder / "config.json").write_text(json.dumps(config))
-    _word_tokenizer(fields["vocab_size"]).save(str(folder / "tokenizer.json"))
+    word_tokenizer(fields["vocab_size"]).save(str(folder / "tokenizer.json"))
     shards = {_OTHERS: _other_shapes(fields)}
     for layer in range(fields["num_hidden_layers"]):
         shards[f"layer-{layer:03}.safetensors"] = _layer_shapes(fields, layer)
@@ -78,9 +77,3 @@ def _layer_shapes(fields: Mapping[str, Any], layer: int) -> Shapes:
         "mlp.down_proj": (hidden, inner),
     }
     return {f"model.layers.{layer}.{part}.weight": shape for part, shape in parts.items()}
-
-
-def _word_tokenizer(vocab_size: int) -> Tokenizer:
-    tokenizer = Tokenizer(BPE({f"Ġw{i}": i for i in range(vocab_size)}, []))
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer

@@ -12,7 +12,6 @@ Floor and pull take turns; each figure is the median of the ratios of pairs.
 
 import contextlib
 import ctypes
-import multiprocessing
 import socket
 import statistics
 import sys
@@ -24,6 +23,7 @@ from unittest import mock
 import numpy as np
 
 from benchmarks.common import Options, publish, seconds, show
+from benchmarks.source_process import source_process
 from benchmarks.transfer_source import (
     GROUPS,
     POOL_BYTES,
@@ -112,20 +112,6 @@ def transports() -> list[str]:
     return names
 
 
-@contextlib.contextmanager
-def source_process(names: list[str]) -> Iterator[Exported]:
-    spawn = multiprocessing.get_context("spawn")
-    channel, theirs = spawn.Pipe()
-    process = spawn.Process(target=serve, args=(theirs, names), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        yield channel.recv()
-    finally:
-        channel.close()
-        process.join()
-
-
 def compare(first: Call, second: Call, num_pairs: int) -> tuple[float, float, float]:
     """Medians: of the ratio of their times, pair by pair, and of both in seconds."""
     pairs = [(seconds(first), seconds(second)) for _ in range(WARM_UP + num_pairs)][WARM_UP:]
@@ -182,7 +168,7 @@ def measure(options: Options) -> dict[str, float]:
     memory = size_pool_memory(new_pool_file(), POOL_BYTES)
     figures: dict[str, float] = {}
     with (
-        source_process(names) as exported,
+        source_process(serve, names) as exported,
         socket.create_connection(("127.0.0.1", exported.socket_port)) as plain,
     ):
         nixl = BareNixl("reader", memory.view) if "nixl" in names else None

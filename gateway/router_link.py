@@ -59,6 +59,7 @@ class RouterLink:
         self._outbox: deque[GatewayFrame] = deque()
         self._outbox_filled = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name="router-link")
+        self._task.add_done_callback(self._report)
 
     @property
     def is_open(self) -> bool:
@@ -113,6 +114,11 @@ class RouterLink:
             self._leave()
             self._owner.end(self)
 
+    def _report(self, task: asyncio.Task[None]) -> None:
+        """A fault of ours costs this stream and no more, and is never silent."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("router_link_failed", router=self.address.endpoint, exc_info=error)
+
     async def _attach(self) -> None:
         """Serves the stream until it ends."""
         address = self.address
@@ -133,8 +139,6 @@ class RouterLink:
                 self._log("router_silent")
             except grpc.aio.AioRpcError as error:
                 self._log("router_unreachable", error.code().name, error_of(error).message)
-            except Exception:  # of ours; it costs this stream and no more
-                logger.exception("router_link_failed", router=address.endpoint)
             finally:
                 self._leave()
                 call.cancel()

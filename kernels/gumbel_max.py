@@ -15,6 +15,7 @@ from paceline.kernels import backend, native
 from paceline.kernels.token_filter import MIN_TEMPERATURE
 
 GOLDEN = -7046029254386353131  # φ: 0x9E3779B97F4A7C15
+SCRAMBLE_FACTORS = (-4658895280553007687, -7723592293110705685)
 _CANDIDATES = 8  # of a row in float32, judged again in float64
 _AT_ONCE_CPU = 1 << 18  # numbers: what stays in the caches of a core
 _AT_ONCE_DEVICE = 1 << 24
@@ -99,8 +100,8 @@ def top_half(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
 
 
 def scramble(x: torch.Tensor) -> torch.Tensor:
-    x = (x ^ (x >> 30 & 0x3FFFFFFFF)).mul_(-4658895280553007687)
-    return (x ^ (x >> 27 & 0x1FFFFFFFFF)).mul_(-7723592293110705685)
+    x = (x ^ (x >> 30 & 0x3FFFFFFFF)).mul_(SCRAMBLE_FACTORS[0])
+    return (x ^ (x >> 27 & 0x1FFFFFFFFF)).mul_(SCRAMBLE_FACTORS[1])
 
 
 def _draw(

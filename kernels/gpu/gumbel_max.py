@@ -10,14 +10,16 @@ import triton
 import triton.language as tl
 
 from paceline.kernels.gpu.launch import overlap, wait_for_previous
+from paceline.kernels.gumbel_max import GOLDEN, SCRAMBLE_FACTORS
+from paceline.kernels.token_filter import MIN_TEMPERATURE
 
 _BLOCK, _WARPS = 4096, 8  # numbers of a part
 _MAX_PARTS = 256  # at most, so that a program of the second launch takes them at once
 _MARGIN = tl.constexpr(1e-3)
-_GOLDEN = tl.constexpr(-7046029254386353131)
-_FIRST_FACTOR = tl.constexpr(-4658895280553007687)
-_SECOND_FACTOR = tl.constexpr(-7723592293110705685)
-_LEAST_TEMPERATURE = tl.constexpr(1e-30)
+_GOLDEN = tl.constexpr(GOLDEN)
+_FIRST_FACTOR = tl.constexpr(SCRAMBLE_FACTORS[0])
+_SECOND_FACTOR = tl.constexpr(SCRAMBLE_FACTORS[1])
+_LEAST_TEMPERATURE = tl.constexpr(MIN_TEMPERATURE)
 
 
 @triton.jit

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from paceline.gateway.main import GatewayServer
 from paceline.v1.common_pb2 import TokenRequest
@@ -136,6 +137,23 @@ async def test_a_router_that_dies_counts_once_whatever_it_worked_on(model_dir: P
         choices = (await many).json()["choices"]
         assert [choice["message"]["content"] for choice in choices] == [TEXT] * 4
         assert [content(await one) for one in beside] == [TEXT] * 3
+
+
+async def test_a_fault_of_ours_costs_one_stream_and_is_told(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with two_routers(model_dir) as (deployment, _old, new):
+
+        def fail_once(link: object, frame: object) -> None:
+            monkeypatch.undo()
+            raise ZeroDivisionError
+
+        with capture_logs() as logs:
+            monkeypatch.setattr(deployment.gateway.serving.router, "take", fail_once)
+            assert content(await deployment.chat()) == TEXT
+        assert len(new.submissions) == 1
+        (told,) = [line for line in logs if line["event"] == "router_link_failed"]
+        assert isinstance(told["exc_info"], ZeroDivisionError)
 
 
 async def test_a_request_that_is_given_up_takes_nobody_with_it(model_dir: Path) -> None:
