@@ -7,14 +7,14 @@ runs upstream, and is always called.
 
 from collections.abc import Iterator, Sequence
 
-from paceline.core.errors import EngineFailure, ErrorCode, PacelineError
+from paceline.core.errors import EngineFailure, PacelineError
 from paceline.core.finish import FinishReason
 from paceline.gateway.deadline import Deadline
 from paceline.gateway.jobs import EmbeddingJob, embedding_request
 from paceline.gateway.mailbox import Mailbox
 from paceline.gateway.metrics import ModelMetrics, now_s
 from paceline.gateway.rate_limits import Meter
-from paceline.gateway.request_log import COMPLETED, RequestRecord
+from paceline.gateway.request_log import RequestRecord
 from paceline.gateway.router import Router
 from paceline.gateway.vectors import Vector, VectorForm
 from paceline.v1.common_pb2 import Emission
@@ -42,41 +42,10 @@ class EmbeddingRun:
         self._deadline = deadline
         self._running: dict[int, int] = {}  # by slot: the input's index
         self._found: list[Vector | None] = []
-        self._failure: PacelineError | None = None
         self.record = record
 
     async def vectors(self, jobs: Sequence[EmbeddingJob], form: VectorForm) -> list[Vector]:
         """In the order of `jobs`. Raises how the request failed."""
-        try:
-            return await self._vectors(jobs, form)
-        except PacelineError as failure:
-            self._failure = failure
-            raise
-
-    def fail(self, error: PacelineError) -> None:
-        """Ends it at once: the gateway shuts down."""
-        self._mailbox.fail(error, drop_pending=True)
-
-    def close(self) -> None:
-        for slot in self._running:
-            self._router.cancel(slot)
-        self._running.clear()
-        num_missing = sum(vector is None for vector in self._found)
-        for _ in range(num_missing):
-            self._metrics.choice_ended(FinishReason.CANCELLED)
-        self._metrics.prompt_tokens_cached.inc(self.record.num_cached_tokens)
-        self._metrics.e2e.observe(now_s() - self._deadline.started_s)
-        self.record.outcome = self._outcome(num_missing)
-
-    def _outcome(self, num_missing: int) -> str:
-        if self._failure is not None:
-            return self._failure.code.value
-        if not num_missing:
-            return COMPLETED
-        is_late = self._deadline.is_over  # whoever keeps it has cancelled us
-        return (ErrorCode.DEADLINE_EXCEEDED if is_late else ErrorCode.CANCELLED).value
-
-    async def _vectors(self, jobs: Sequence[EmbeddingJob], form: VectorForm) -> list[Vector]:
         num_tokens = self.record.num_prompt_tokens = sum(len(job.prompt.token_ids) for job in jobs)
         self.record.num_choices = len(jobs)
         self._meter.take_prompt(num_tokens, now_s())
@@ -90,6 +59,24 @@ class EmbeddingRun:
                 self._take(emission, form)
             self._submit_more(waiting)
         return [vector for vector in self._found if vector is not None]
+
+    @property
+    def done(self) -> bool:
+        return all(vector is not None for vector in self._found)
+
+    def fail(self, error: PacelineError) -> None:
+        """Ends it at once: the gateway shuts down."""
+        self._mailbox.fail(error, drop_pending=True)
+
+    def close(self) -> None:
+        for slot in self._running:
+            self._router.cancel(slot)
+        self._running.clear()
+        for vector in self._found:
+            if vector is None:
+                self._metrics.choice_ended(FinishReason.CANCELLED)
+        self._metrics.prompt_tokens_cached.inc(self.record.num_cached_tokens)
+        self._metrics.e2e.observe(now_s() - self._deadline.started_s)
 
     def _submit_more(self, waiting: Iterator[tuple[int, EmbeddingJob]]) -> None:
         while len(self._running) < MAX_AT_ONCE and (following := next(waiting, None)) is not None:

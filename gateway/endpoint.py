@@ -55,8 +55,7 @@ class Endpoint(ABC, Generic[B]):
         except PacelineError as error:
             await exchange.fail(error)
         except Exception:  # the edge of the process: the caller gets no traceback
-            ids, tenant = exchange.request_ids, exchange.tenant.digest
-            logger.exception("request_failed", request_ids=ids, tenant=tenant)
+            logger.exception("request_failed", tenant=exchange.tenant.digest)
             await exchange.fail(EngineFailure("internal error"))
 
     @abstractmethod

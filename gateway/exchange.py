@@ -59,11 +59,6 @@ class Exchange:
         return None
 
     @property
-    def request_ids(self) -> list[str]:
-        """As router, workers and operators know it; empty before it was sent."""
-        return [] if self._generation is None else self._generation.record.request_ids
-
-    @property
     def traceparent(self) -> str:
         """The caller's, unchecked."""
         return (self.header(b"traceparent") or b"").decode("latin-1")

@@ -7,7 +7,7 @@ cancels whatever still runs upstream, and is always called.
 import asyncio
 from collections.abc import Callable, Sequence
 
-from paceline.core.errors import EngineFailure, ErrorCode, PacelineError
+from paceline.core.errors import EngineFailure, PacelineError
 from paceline.core.finish import FinishReason
 from paceline.gateway.choice import Choice, Delta
 from paceline.gateway.deadline import Deadline
@@ -16,7 +16,7 @@ from paceline.gateway.mailbox import Mailbox, leave
 from paceline.gateway.metrics import ModelMetrics, now_s
 from paceline.gateway.prompt_logprobs import PartOrder
 from paceline.gateway.rate_limits import Meter
-from paceline.gateway.request_log import COMPLETED, RequestRecord
+from paceline.gateway.request_log import RequestRecord
 from paceline.gateway.router import Router
 from paceline.gateway.tokenizer import TextModel
 from paceline.v1.common_pb2 import Emission
@@ -66,19 +66,11 @@ class Generation:
         self._record = record
         self._times = record.times
         self._exemplar: dict[str, str] | None = None  # of the first gap of an attempt
-        self._failure: PacelineError | None = None
         self.num_prompt_tokens = 0
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Sends all jobs. Raises RateLimited, Unavailable or Overloaded; close() takes back what
         was sent."""
-        try:
-            self._submit(jobs)
-        except PacelineError as failure:
-            self._failure = failure
-            raise
-
-    def _submit(self, jobs: Sequence[Job]) -> None:
         self.num_prompt_tokens = sum(len(job.prompt.token_ids) for job in jobs)
         self._meter.take_prompt(self.num_prompt_tokens, now_s())
         left_s = self._deadline.left_s()
@@ -100,15 +92,8 @@ class Generation:
 
     async def step(self) -> list[tuple[Choice, Delta]]:
         """What arrived since the last call, maybe nothing. Raises how the request failed."""
-        deltas = []
-        try:
-            for emission in await self._mailbox.next():
-                if (delta := self._take(emission)) is not None:
-                    deltas.append(delta)
-        except PacelineError as failure:
-            self._failure = failure
-            raise
-        return deltas
+        taken = map(self._take, await self._mailbox.next())
+        return [delta for delta in taken if delta is not None]
 
     def show_at_once(self, can_show: Callable[[], bool], show: Show) -> None:
         """From now on, what arrives while `step` waits goes to `show` if that can take it, and
@@ -153,10 +138,6 @@ class Generation:
         for slot in self._running:
             self._router.cancel(slot)
         self._count_end()
-        if self._failure is not None:
-            self._record.outcome = self._failure.code.value
-        else:
-            self._record.outcome = COMPLETED if self.done else ErrorCode.CANCELLED.value
         self._running.clear()
 
     @property

@@ -16,9 +16,10 @@ from paceline.gateway.http_limits import http_limits
 from paceline.gateway.mailbox import Mailbox
 from paceline.gateway.metrics import GatewayMetrics, now_s
 from paceline.gateway.prompts import Prompts
-from paceline.gateway.request_log import Origin, RequestLog, RequestRecord
+from paceline.gateway.request_log import Origin, RequestRecord
 from paceline.gateway.router import Router
 from paceline.gateway.router_client import RouterClient
+from paceline.gateway.runs import Runs
 from paceline.gateway.statistics import RequestTimes
 from paceline.gateway.tenants import Tenant
 from paceline.gateway.tokenizer import TextModel
@@ -51,8 +52,7 @@ class Serving:
         self.on_change: Callable[[], None] = lambda: None
         self.num_running = 0
         self._reported: list[str] | None = None
-        self._runs: dict[Generation | EmbeddingRun, None] = {}  # the oldest first
-        self._requests = RequestLog()
+        self._runs = Runs(self.tracing, log_requests=config.log_requests)
 
     def reasons(self) -> list[str]:
         """Why this gateway is not ready; empty when it is."""
@@ -77,8 +77,7 @@ class Serving:
     def end_running(self) -> None:
         """The time to drain is over: what still runs ends with an error that says so."""
         error = Unavailable("the gateway is shutting down", retry_after_s=_RETRY_AFTER_S)
-        for run in list(self._runs):
-            run.fail(error)
+        self._runs.fail_all(error)
 
     def models(self) -> list[ModelInfo]:
         """Models that are served now."""
@@ -141,7 +140,7 @@ class Serving:
         *,
         has_statistics: bool = False,
     ) -> Iterator[Generation]:
-        """Closed when the block is left, and seen by operators."""
+        """Closed when the block is left, and seen by operators; see Runs."""
         generation = Generation(
             self.router,
             self.text,
@@ -152,7 +151,7 @@ class Serving:
             self._record(model, tenant, deadline, origin),
             has_statistics=has_statistics,
         )
-        with self._running(generation):
+        with self._runs.during(generation, deadline):
             yield generation
 
     @contextmanager
@@ -168,28 +167,12 @@ class Serving:
             deadline,
             self._record(model, tenant, deadline, origin),
         )
-        with self._running(run):
+        with self._runs.during(run, deadline):
             yield run
 
     def requests_page(self) -> bytes:
-        """/debug/requests: JSON of what runs and what has ended of late."""
-        now = now_s()
-        return self._requests.page(run.record.fields(now) for run in self._runs)
-
-    @contextmanager
-    def _running(self, run: Generation | EmbeddingRun) -> Iterator[None]:
-        self._runs[run] = None
-        try:
-            yield
-        finally:
-            run.close()
-            del self._runs[run]
-            record, now = run.record, now_s()
-            record.end_span(self.tracing, now)
-            fields = record.fields(now)
-            self._requests.ended(fields)
-            if self.config.log_requests:
-                logger.info("request_ended", **fields)
+        """/debug/requests."""
+        return self._runs.page()
 
     def _record(
         self, model: ModelInfo, tenant: Tenant, deadline: Deadline, origin: Origin

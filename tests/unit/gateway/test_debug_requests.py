@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 import pytest_asyncio
@@ -13,10 +14,15 @@ from structlog.testing import capture_logs
 
 from paceline.core.errors import ConfigError
 from paceline.core.keys import tenant_digest
+from paceline.gateway.embedding_run import EmbeddingRun
 from paceline.gateway.generation import Generation
 from paceline.gateway.request_log import MAX_ENDED
+from paceline.rpc.channel import connect
+from paceline.rpc.status import error_of
 from paceline.v1 import common_pb2
 from paceline.v1.common_pb2 import PromptTimes, TokenRequest
+from paceline.v1.generate_pb2 import EmbedInput, EmbedRequest, GenerateRequest
+from paceline.v1.generate_pb2_grpc import GenerateServiceStub
 from tests.support.fake_router_service import SECRET, Reply, bytes_reply
 from tests.support.gateway_client import until
 from tests.support.gateway_deployment import Deployment, gateway_config, running
@@ -109,19 +115,42 @@ async def test_a_log_line_for_each_where_that_is_wanted(model_dir: Path) -> None
     assert PROMPT not in json.dumps(lines)
 
 
-async def test_a_bug_of_ours_is_logged_with_the_requests_id(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("way", ["completion", "embedding", "Generate", "Embed"])
+async def test_a_bug_of_ours_is_told_once_with_the_requests_id(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    monkeypatch.setattr(Generation, "step", broken)
+    monkeypatch.setattr(Generation, "_take", broken)
+    monkeypatch.setattr(EmbeddingRun, "_take", broken)
     with capture_logs() as lines:
-        assert (await deployment.complete(PROMPT)).status_code == 500
-    (line,) = (line for line in lines if line["event"] == "request_failed")
-    assert len(line["request_ids"]) == 1 and line["log_level"] == "error"
+        assert await asked(deployment, way) == "internal error"
+    (line,) = (line for line in lines if line["log_level"] == "error")
+    sent = [submission.request.request_id for submission in deployment.router.submissions]
+    assert (line["event"], line["request_ids"]) == ("request_failed", sent)
     assert line["tenant"] == tenant_digest(SECRET.encode(), "default")
+    ended = (await page(deployment))["ended"][0]
+    assert (ended["outcome"], ended["request_ids"]) == ("internal", sent)
 
 
-async def broken(generation: Generation) -> None:
+def broken(run: object, *arguments: object) -> None:
     raise ZeroDivisionError
+
+
+async def asked(deployment: Deployment, way: str) -> str:
+    """The message of the internal error that PROMPT ends with."""
+    if way in ("completion", "embedding"):
+        body = {"model": "mock", "prompt" if way == "completion" else "input": PROMPT}
+        answer = await deployment.http.post(f"/v1/{way}s", json=body)
+        assert answer.status_code == 500
+        return str(answer.json()["error"]["message"])
+    async with connect(f"127.0.0.1:{deployment.gateway.grpc_port}") as channel:
+        stub: Any = GenerateServiceStub(channel)  # type: ignore[no-untyped-call]
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            if way == "Generate":
+                await stub.Generate(GenerateRequest(text=PROMPT)).read()
+            else:
+                await stub.Embed(EmbedRequest(inputs=[EmbedInput(text=PROMPT)]))
+    assert raised.value.code() is grpc.StatusCode.INTERNAL
+    return error_of(raised.value).message
 
 
 async def test_only_the_last_ones_are_kept(deployment: Deployment) -> None:

@@ -33,6 +33,11 @@ def raw(own: Deployment) -> list[list[float]]:
     return [embedding_of(submission.request) for submission in own.router.submissions]
 
 
+def last_outcome(own: Deployment) -> str:
+    """As operators see it."""
+    return str(json.loads(own.gateway.serving.requests_page())["ended"][0]["outcome"])
+
+
 def unit(vector: list[float]) -> Any:
     return np.float32(np.asarray(vector) / np.linalg.norm(vector))
 
@@ -133,6 +138,7 @@ async def test_a_gone_client_is_cancelled_upstream(deployment: Deployment) -> No
         for submission in deployment.router.submissions:
             await submission.cancelled.wait()
     await until(lambda: deployment.gateway.serving.num_running == 0)
+    assert last_outcome(deployment) == "cancelled"
 
 
 async def test_one_that_fails_ends_the_others(deployment: Deployment) -> None:
@@ -149,6 +155,7 @@ async def test_one_that_fails_ends_the_others(deployment: Deployment) -> None:
     async with asyncio.timeout(2):
         await first.cancelled.wait()
         await third.cancelled.wait()
+    assert last_outcome(deployment) == "unavailable"
 
 
 async def test_the_deadline_is_kept(model_dir: Any) -> None:
@@ -157,8 +164,7 @@ async def test_the_deadline_is_kept(model_dir: Any) -> None:
         answer = await post(brief)
         assert answer.status_code == 504 and "within 0.5 s" in answer.json()["error"]["message"]
         await until(lambda: all(one.cancelled.is_set() for one in brief.router.submissions))
-        (shown,) = json.loads(brief.gateway.serving.requests_page())["ended"]
-        assert shown["outcome"] == "deadline_exceeded"
+        assert last_outcome(brief) == "deadline_exceeded"
 
 
 async def test_a_drain_whose_time_is_over_ends_them(deployment: Deployment) -> None:
