@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from paceline.core.errors import PacelineError
 from paceline.gateway.mailbox import Mailbox
+from paceline.rpc.epochs import MAX_EPOCH
 from paceline.v1.common_pb2 import Emission, TokenRequest
 
 if TYPE_CHECKING:
     from paceline.gateway.router_link import RouterLink
 
 MAX_LOSSES = 3  # routers that may die under a request: one more, and it is taken for the cause
-MAX_EPOCH = 4095  # of the routers
 
 
 class Part:

@@ -26,7 +26,6 @@ from paceline.models.norms import RMSNorm
 MAX_ROWS = 32  # beyond, products take the time
 
 Floats = NDArray[np.float32]
-Ints = NDArray[np.int64]
 Call = tuple[Callable[..., None], tuple[Any, ...]]
 
 

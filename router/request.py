@@ -9,11 +9,10 @@ from paceline.core.pooling import Pooling
 from paceline.core.sampling import SamplingParams
 from paceline.core.tracing import NO_SPAN
 from paceline.rpc import convert
+from paceline.rpc.epochs import ATTEMPTS_PER_EPOCH, MAX_EPOCH
 from paceline.v1 import common_pb2
 
 CANCELLED = common_pb2.FINISH_REASON_CANCELLED
-ATTEMPTS_PER_EPOCH = 1 << 20
-MAX_EPOCH = (1 << 12) - 1
 _check = InvalidRequest.check
 
 

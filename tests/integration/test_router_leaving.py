@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from paceline.router import service
-from paceline.router.request import ATTEMPTS_PER_EPOCH
+from paceline.rpc.epochs import ATTEMPTS_PER_EPOCH
 from paceline.v1 import common_pb2
 from tests.support.fake_worker import MODEL, tokens_of
 from tests.support.redis_server import RedisServer, redis_server
