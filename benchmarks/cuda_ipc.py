@@ -17,9 +17,10 @@ from multiprocessing.connection import Connection
 import numpy as np
 import torch
 
-from benchmarks.common import Figures, Options, publish, show
+from benchmarks.common import Figures, Options, publish, seconds, show
 from benchmarks.engine_gpu import make_model, submit
 from benchmarks.source_process import source_process
+from benchmarks.verified_pull import verified_pull
 from paceline.core.kv_layout import PageGroup
 from paceline.engine.compute_stream import use_compute_stream
 from paceline.engine.config import EngineConfig
@@ -30,8 +31,6 @@ from paceline.kv_transfer import registry
 from paceline.kv_transfer.base import CellSums, DevicePool, Link, TransportSettings
 from paceline.kv_transfer.copy_pace import CopyPace
 from paceline.kv_transfer.cuda_memory import new_device_memory
-from paceline.kv_transfer.link_statistics import LinkStatistics
-from paceline.kv_transfer.pull import PinnedPages, pull_verified
 
 GROUP = PageGroup("full", num_layers=32, num_heads=8, head_dim=128, dtype="bfloat16")
 NUM_PAGES = 2048
@@ -76,24 +75,12 @@ class Puller:
         num_pulled = len(peer.sums)
         source_pages = np.random.default_rng(1).permutation(num_pulled)
         to = np.random.default_rng(2).permutation(num_pulled) + num_pages - num_pulled
-        generations = np.zeros(num_pulled, np.uint64)
-        self._pages = PinnedPages(source_pages, to, generations, peer.sums[source_pages])
-        self._link = link
-        self._statistics = LinkStatistics(GROUP)
+        self._pull = verified_pull(link, GROUP, peer.sums, source_pages, to)
+        self._num_bytes = num_pulled * GROUP.page_bytes
 
     def pull(self) -> float:
         """GB/s. Raises KvMismatch for a page that is not what the source has."""
-        started = time.perf_counter()
-        pull_verified(
-            self._link,
-            self._pages,
-            self._statistics,
-            deadline=time.monotonic() + 60,
-            cancelled=threading.Event(),
-            report=lambda page, generation: show(f"page {page} arrived wrong"),
-        )
-        num_bytes = len(self._pages.source_pages) * GROUP.page_bytes
-        return num_bytes / (time.perf_counter() - started) / 1e9
+        return self._num_bytes / seconds(self._pull) / 1e9
 
 
 def decode_alone_and_beside(

@@ -9,9 +9,6 @@ Both processes encrypt and decrypt on a core each. Certificates are made for the
 import contextlib
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -22,13 +19,12 @@ from benchmarks.common import Figures, Options, publish, show
 from benchmarks.source_process import source_process
 from benchmarks.transfer import PAIRS, QUICK_PAIRS, TOTALS, compare
 from benchmarks.transfer_source import GROUPS, POOL_BYTES, SETTINGS, make_pool, scattered
+from benchmarks.verified_pull import verified_pull
 from paceline.core.tls import PLAIN, TlsConfig
 from paceline.kernels.pages import sum_pages
 from paceline.kv_transfer import registry
-from paceline.kv_transfer.base import CellSums, Link, LocalPool
-from paceline.kv_transfer.link_statistics import LinkStatistics
+from paceline.kv_transfer.base import CellSums
 from paceline.kv_transfer.pool_memory import new_pool_file, size_pool_memory
-from paceline.kv_transfer.pull import PinnedPages, pull_verified
 from tests.support.certificates import Mount
 
 GROUP = GROUPS[2 << 20]
@@ -54,21 +50,6 @@ def serve(channel: Connection, tls: TlsConfig) -> None:
         source.close()
 
 
-def pull_over(link: Link, pool: LocalPool, sums: CellSums, num_pages: int) -> Callable[[], object]:
-    source_pages, pages = (scattered(GROUP, num_pages, seed=seed) for seed in (1, 2))
-    generations = np.zeros(num_pages, np.uint64)
-    pinned = PinnedPages(source_pages, pages, generations, sums[source_pages])
-    figures = LinkStatistics(GROUP)
-    return lambda: pull_verified(
-        link,
-        pinned,
-        figures,
-        deadline=time.monotonic() + 60,
-        cancelled=threading.Event(),
-        report=lambda page, generation: show(f"page {page} arrived wrong"),
-    )
-
-
 def measure(options: Options) -> Figures:
     memory = size_pool_memory(new_pool_file(), POOL_BYTES)
     pool = make_pool(GROUP, memory.view, memory.fd)
@@ -85,7 +66,8 @@ def measure(options: Options) -> Figures:
             ]
             for total, num_bytes in TOTALS.items():
                 num_pages = num_bytes // GROUP.page_bytes
-                calls = [pull_over(link, pool, sums, num_pages) for link in links]
+                pages = [scattered(GROUP, num_pages, seed=seed) for seed in (1, 2)]
+                calls = [verified_pull(link, GROUP, sums, *pages) for link in links]
                 num_pairs = QUICK_PAIRS if options.quick else PAIRS
                 ratio, plain_s, tls_s = compare(calls[0], calls[1], num_pairs)
                 figures[f"tls_{total}_of_plain"] = ratio

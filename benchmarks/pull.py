@@ -10,7 +10,6 @@ import socket
 import statistics
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -19,13 +18,12 @@ import numpy as np
 
 from benchmarks.common import MEMCPY_BYTES, REPEATS, Memcpy, Options, publish, seconds, show
 from benchmarks.source_process import source_process
+from benchmarks.verified_pull import verified_pull
 from paceline.core.kv_layout import PageGroup
 from paceline.kernels.pages import sum_pages
 from paceline.kv_transfer import registry
-from paceline.kv_transfer.base import CellSums, Link, LocalPool, PageIds, TransportSettings
-from paceline.kv_transfer.link_statistics import LinkStatistics
+from paceline.kv_transfer.base import CellSums, LocalPool, PageIds, TransportSettings
 from paceline.kv_transfer.pool_memory import new_pool_file, size_pool_memory
-from paceline.kv_transfer.pull import PinnedPages, pull_verified
 
 GROUP = PageGroup("full", num_layers=30, num_heads=3, head_dim=64)
 NUM_PAGES = 256
@@ -89,24 +87,6 @@ def receive_plainly(connection: socket.socket, pool: LocalPool, sums: CellSums) 
         assert np.array_equal(arrived[0], sums[source_page])
 
 
-def pull(link: Link, peer: Peer, statistics_: LinkStatistics) -> None:
-    source_pages = scattered_pages(1)
-    pages = PinnedPages(
-        source_pages=source_pages,
-        destination_pages=scattered_pages(2),
-        generations=np.zeros(NUM_PAGES, np.uint64),
-        checksums=peer.sums[source_pages],
-    )
-    pull_verified(
-        link,
-        pages,
-        statistics_,
-        deadline=time.monotonic() + 60,
-        cancelled=threading.Event(),
-        report=lambda page, generation: show(f"page {page} arrived wrong"),
-    )
-
-
 def measure_pulls(repeats: int) -> dict[str, float]:
     """GB/s of each way, medians; the ways take turns so that noise hits all alike."""
     pool = make_pool()
@@ -133,8 +113,7 @@ def measure_pulls(repeats: int) -> dict[str, float]:
 
 def puller(name: str, pool: LocalPool, peer: Peer) -> Callable[[], None]:
     link = registry.make_reader(name, pool, SETTINGS).connect(peer.addresses[name], timeout_s=5)
-    figures = LinkStatistics(GROUP)
-    return lambda: pull(link, peer, figures)
+    return verified_pull(link, GROUP, peer.sums, scattered_pages(1), scattered_pages(2))
 
 
 def measure(options: Options) -> dict[str, float]:

@@ -15,8 +15,6 @@ import ctypes
 import socket
 import statistics
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from unittest import mock
 
@@ -35,13 +33,12 @@ from benchmarks.transfer_source import (
     scattered,
     serve,
 )
+from benchmarks.verified_pull import verified_pull
 from paceline.core.kv_layout import PageGroup
 from paceline.kv_transfer import registry, shm_reader, tcp_connection
 from paceline.kv_transfer.base import CellSums, LocalPool, PageIds
-from paceline.kv_transfer.link_statistics import LinkStatistics
 from paceline.kv_transfer.nixl_regions import regions_of
 from paceline.kv_transfer.pool_memory import new_pool_file, size_pool_memory
-from paceline.kv_transfer.pull import PinnedPages, pull_verified
 
 Call = Callable[[], object]
 
@@ -59,22 +56,12 @@ class Case:
         self.num_pages = num_bytes // pool.group.page_bytes
         self.source_pages = scattered(pool.group, self.num_pages, seed=1)
         self.pages = scattered(pool.group, self.num_pages, seed=2)
-        self.sums = exported.sums[pool.group.page_bytes][self.source_pages]
+        self.sums = exported.sums[pool.group.page_bytes]
 
     def pull_by(self, name: str) -> Call:
         address = self.exported.addresses[self.pool.group.page_bytes][name]
         link = registry.make_reader(name, self.pool, SETTINGS).connect(address, timeout_s=10)
-        generations = np.zeros(self.num_pages, np.uint64)
-        pinned = PinnedPages(self.source_pages, self.pages, generations, self.sums)
-        figures = LinkStatistics(self.pool.group)
-        return lambda: pull_verified(
-            link,
-            pinned,
-            figures,
-            deadline=time.monotonic() + 60,
-            cancelled=threading.Event(),
-            report=lambda page, generation: show(f"page {page} arrived wrong"),
-        )
+        return verified_pull(link, self.pool.group, self.sums, self.source_pages, self.pages)
 
     def floor_of(self, name: str, plain: socket.socket, nixl: BareNixl | None) -> Call:
         if name == "shm":
@@ -122,10 +109,10 @@ def compare(first: Call, second: Call, num_pairs: int) -> tuple[float, float, fl
 @contextlib.contextmanager
 def without_sums(name: str, case: Case) -> Iterator[None]:
     """Pulls that copy as before, and find the promised sums without computing any."""
-    index = {int(page): i for i, page in enumerate(case.pages)}
+    source_of = dict(zip(case.pages.tolist(), case.source_pages.tolist(), strict=True))
 
     def promised(pages: PageIds) -> CellSums:
-        return case.sums[[index[int(page)] for page in pages]]
+        return case.sums[[source_of[page] for page in pages.tolist()]]
 
     def sum_nothing(memory: memoryview, pages: PageIds, *rest: object) -> CellSums:
         return promised(pages)
