@@ -31,9 +31,9 @@ def write_random_llama(
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **fields}
     (folder / "config.json").write_text(json.dumps(config))
     word_tokenizer(fields["vocab_size"]).save(str(folder / "tokenizer.json"))
-    shards = {_OTHERS: _other_shapes(fields)}
+    shards = {_OTHERS: other_shapes(fields)}
     for layer in range(fields["num_hidden_layers"]):
-        shards[f"layer-{layer:03}.safetensors"] = _layer_shapes(fields, layer)
+        shards[f"layer-{layer:03}.safetensors"] = layer_shapes(fields, layer)
     with ThreadPoolExecutor(NUM_WRITERS) as writers:
         list(writers.map(partial(_write, folder, device, dtype), shards, shards.values()))
     homes = {name: file for file, shapes in shards.items() for name in shapes}
@@ -53,21 +53,19 @@ def _draw(shape: tuple[int, ...], device: str, dtype: torch.dtype) -> torch.Tens
     return place.fill_(1) if place.dim() == 1 else place.normal_(std=0.02)
 
 
-def _other_shapes(fields: Mapping[str, Any]) -> Shapes:
+def other_shapes(fields: Mapping[str, Any]) -> Shapes:
+    """Of the weights that belong to no layer."""
     hidden, vocab = fields["hidden_size"], fields["vocab_size"]
-    return {
-        "model.embed_tokens.weight": (vocab, hidden),
-        "model.norm.weight": (hidden,),
-        "lm_head.weight": (vocab, hidden),
-    }
+    shapes: Shapes = {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": (hidden,)}
+    if not fields.get("tie_word_embeddings"):
+        shapes["lm_head.weight"] = (vocab, hidden)
+    return shapes
 
 
-def _layer_shapes(fields: Mapping[str, Any], layer: int) -> Shapes:
+def layer_shapes(fields: Mapping[str, Any], layer: int) -> Shapes:
     hidden, inner = fields["hidden_size"], fields["intermediate_size"]
     kv = hidden * fields["num_key_value_heads"] // fields["num_attention_heads"]
     parts: Shapes = {
-        "input_layernorm": (hidden,),
-        "post_attention_layernorm": (hidden,),
         "self_attn.q_proj": (hidden, hidden),
         "self_attn.k_proj": (kv, hidden),
         "self_attn.v_proj": (kv, hidden),
@@ -75,5 +73,7 @@ def _layer_shapes(fields: Mapping[str, Any], layer: int) -> Shapes:
         "mlp.gate_proj": (inner, hidden),
         "mlp.up_proj": (inner, hidden),
         "mlp.down_proj": (hidden, inner),
+        "input_layernorm": (hidden,),
+        "post_attention_layernorm": (hidden,),
     }
     return {f"model.layers.{layer}.{part}.weight": shape for part, shape in parts.items()}

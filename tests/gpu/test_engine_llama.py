@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from benchmarks.random_llama import layer_shapes, other_shapes
 from paceline.engine.config import EngineConfig
 from paceline.engine.engine import Engine
 from paceline.engine.messages import Submit
@@ -54,36 +55,17 @@ def write_llama(path: Path, hidden: int, num_heads: int, inner: int) -> None:
         "tie_word_embeddings": True,
     }
     (path / "config.json").write_text(json.dumps(config))
+    shapes = other_shapes(config)
+    for layer in range(LAYERS):
+        shapes |= layer_shapes(config, layer)
     generator = torch.Generator().manual_seed(3)
     tensors = {
         name: torch.ones(shape)
         if len(shape) == 1
         else torch.randn(shape, generator=generator) * 1.5 / hidden**0.5
-        for name, shape in weight_shapes(hidden, num_heads, inner).items()
+        for name, shape in shapes.items()
     }
     save_file(tensors, path / "model.safetensors")
-
-
-def weight_shapes(hidden: int, num_heads: int, inner: int) -> dict[str, tuple[int, ...]]:
-    kv = hidden // num_heads * KV_HEADS
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (VOCAB, hidden),
-        "model.norm.weight": (hidden,),
-    }
-    for i in range(LAYERS):
-        layer = {
-            "self_attn.q_proj": (hidden, hidden),
-            "self_attn.k_proj": (kv, hidden),
-            "self_attn.v_proj": (kv, hidden),
-            "self_attn.o_proj": (hidden, hidden),
-            "mlp.gate_proj": (inner, hidden),
-            "mlp.up_proj": (inner, hidden),
-            "mlp.down_proj": (hidden, inner),
-            "input_layernorm": (hidden,),
-            "post_attention_layernorm": (hidden,),
-        }
-        shapes |= {f"model.layers.{i}.{name}.weight": shape for name, shape in layer.items()}
-    return shapes
 
 
 def engine(model: Model, device: str, cuda_graphs: bool = True, **changes: bool) -> Bench:
