@@ -19,6 +19,7 @@ from paceline.core.keys import chain_keys, root_key, tenant_salt
 from paceline.core.sampling import SamplingParams
 from paceline.gateway.config import GatewayConfig
 from paceline.gateway.mailbox import Mailbox
+from paceline.gateway.metrics import GatewayMetrics
 from paceline.gateway.router_client import RouterClient
 from paceline.rpc.convert import sampling_to_proto
 from paceline.v1.common_pb2 import Emission, TokenRequest
@@ -139,7 +140,7 @@ class TokenClient:
 async def attached(target: Target) -> AsyncIterator[TokenClient]:
     config = GatewayConfig(model=target.model, router=(target.endpoint,), secret=target.secret)
     known = asyncio.Event()
-    router = RouterClient(config, known.set)
+    router = RouterClient(config, known.set, GatewayMetrics().moved)
     router.start()
     try:
         async with asyncio.timeout(ATTACH_S):
