@@ -64,6 +64,11 @@ COMMANDS = {
         "paceline.cli.top:TopConfig",
         "paceline.cli.top:run",
     ),
+    "links": Command(
+        "show the links between workers: transport, speed, self-test, what is wrong",
+        "paceline.cli.links:LinksConfig",
+        "paceline.cli.links:run",
+    ),
     "sim": Command(
         "replay a trace on simulated workers: aggregated, or how many prefill and decode?",
         "paceline.sim.main:SimConfig",

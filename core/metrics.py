@@ -71,7 +71,7 @@ LABELS = {
     "transport": "registered transports",
     "source": "workers that are read from, 256 at most",
     "tier": "configured tiers",
-    "cause": "`mismatch`, `store`",
+    "cause": "of tiers `mismatch`, `store`; of mismatches `source`, `link`, `gone`, `silent`",
     "block_size": "one a process",
     "num_gpu_blocks": "one a process",
     "cache_dtype": "one a process",
@@ -352,6 +352,39 @@ TRANSFER_LINK_SPEED = Metric(
     "paceline_transfer_link_bytes_per_second",
     "Speed of the link from a source, as estimated now.",
     ("source", "transport"),
+)
+LINK_TEST_SPEED = Metric(
+    "gauge",
+    "paceline_link_self_test_bytes_per_second",
+    "Speed of the link from a source, by its self-test.",
+    ("source", "transport"),
+)
+LINK_TEST_LATENCY = Metric(
+    "gauge",
+    "paceline_link_self_test_seconds",
+    "Shortest read in that self-test, of one token.",
+    ("source", "transport"),
+)
+LINKS_DEGRADED = Metric(
+    "gauge",
+    "paceline_links_degraded",
+    "1: the link from a source is below the floor, or fell back to a worse transport.",
+    ("source", "transport"),
+)
+PEERS_APART = Metric(
+    "gauge", "paceline_peers_apart", "Sources that failed the canary: nothing is read from them."
+)
+PEERS_QUARANTINED = Metric(
+    "gauge", "paceline_peers_quarantined", "Sources whose own bytes were wrong, left for a while."
+)
+MISMATCH_CAUSES = Metric(
+    "counter",
+    "paceline_mismatch_causes_total",
+    "Pages that arrived wrong, by what their source says of them.",
+    ("cause",),
+)
+PINS_REFUSED = Metric(
+    "counter", "paceline_pins_refused_total", "Pins without a valid ticket, answered like a miss."
 )
 TRANSFER_FAILURES = Metric("counter", "paceline_transfer_failures_total", "Hand-offs not adopted.")
 MISMATCHES_REPORTED = Metric(

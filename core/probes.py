@@ -27,6 +27,7 @@ class ProbeServer:
     """Answers probes while the event loop lives.
 
     `reasons` is called for each /readyz and says why the service is not ready; ready when empty.
+    `details` are shown beneath, ready or not.
     `registry` is what /metrics shows; the process-wide one by default. `pages` gives further paths
     the JSON that they show. `setting`: that of the port, for errors.
     """
@@ -39,10 +40,12 @@ class ProbeServer:
         registry: CollectorRegistry | None = None,
         pages: Mapping[str, Page] | None = None,
         setting: str = "probe_port",
+        details: Callable[[], list[str]] = list,
     ) -> None:
         self._host = host
         self._port = port
         self._reasons = reasons
+        self._details = details
         self._registry = registry if registry is not None else REGISTRY
         self._pages = {path.encode(): page for path, page in (pages or {}).items()}
         self._setting = setting
@@ -126,7 +129,7 @@ class ProbeServer:
         if path == b"/readyz":
             reasons = self._reasons()
             status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
-            return _text(status, "\n".join(reasons) or "ok")
+            return _text(status, "\n".join([*(reasons or ["ok"]), *self._details()]))
         if path == b"/metrics":
             accept = _header(head, b"accept")
             return HTTPStatus.OK, *await asyncio.to_thread(exposition, self._registry, accept)

@@ -27,6 +27,7 @@ from paceline.engine.admission import Admission
 from paceline.engine.allocator import Allocator, StepClock
 from paceline.engine.allowances import Allowances
 from paceline.engine.batch_state import BatchState
+from paceline.engine.canary import Canary
 from paceline.engine.commands import Commands
 from paceline.engine.config import EngineConfig
 from paceline.engine.cuda_graph import DecodeGraphs
@@ -62,7 +63,8 @@ class LaunchedStep:
 
 
 class Engine:
-    """`pools`: one tensor, which all page groups share; `memory`: its bytes, if it is on the CPU.
+    """`pools`: one tensor, which all page groups share; `memory`: its bytes, if it is on the CPU;
+    `canary`: what peers compare with theirs, where there are peers.
 
     With CUDA graphs the last page of the pool is scratch and is never given to a request.
     `handle`, `take_output` and `pool_calls` may be used from other threads; `step`, `advance`,
@@ -76,6 +78,7 @@ class Engine:
         config: EngineConfig,
         pools: tuple[torch.Tensor, ...],
         memory: memoryview | None = None,
+        canary: Canary | None = None,
     ) -> None:
         groups, page = model.layout.groups, model.layout.page
         use_graphs = pools[0].device.type == "cuda" and config.cuda_graphs
@@ -85,7 +88,7 @@ class Engine:
         has_window = tuple(group.window > 0 for group in groups)
         self.pool = PagePool(num_pages, config.max_pinned_share, has_window)
         self.cache = PrefixCache(self.pool, groups, config.prefix_cache)
-        self.pool_calls = PoolCalls(self.cache, sums)
+        self.pool_calls = PoolCalls(self.cache, sums, canary)
         allowances = Allowances(model.layout, num_pages, model.context_length, config)
         self.max_length = allowances.max_length
         self.state = BatchState(config.max_running, self.max_length, len(groups))

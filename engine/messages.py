@@ -309,7 +309,11 @@ class CheckIntegrity(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Prove that the states of all pages sum to the pool; looks at some pages more each time."""
 
 
-PoolCall = Pin | Unpin | Recheck | CheckIntegrity
+class CompareCanary(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Compare the canary that has arrived with our own (engine/canary.py)."""
+
+
+PoolCall = Pin | Unpin | Recheck | CheckIntegrity | CompareCanary
 
 
 class PinnedPage(msgspec.Struct, frozen=True, array_like=True):
@@ -335,6 +339,12 @@ class Unpinned(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 class Rechecked(msgspec.Struct, frozen=True, tag=True, array_like=True):
     dropped: bool
+    known: bool  # whether the page still was what the reader had pinned
+
+
+class CanaryCompared(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    distance: float  # Canary.distance
+    tolerance: float
 
 
 class Integrity(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -350,4 +360,4 @@ class Integrity(msgspec.Struct, frozen=True, tag=True, array_like=True):
     problem: str = ""
 
 
-PoolReply = Pinned | Unpinned | Rechecked | Integrity
+PoolReply = Pinned | Unpinned | Rechecked | Integrity | CanaryCompared

@@ -1,7 +1,10 @@
 """Calls of readers, answered by a thread of their own: they never wait for a step."""
 
+from paceline.engine.canary import Canary
 from paceline.engine.messages import (
+    CanaryCompared,
     CheckIntegrity,
+    CompareCanary,
     Integrity,
     Pin,
     PoolCall,
@@ -21,7 +24,8 @@ CHECKED_PAGES = 2048
 
 
 class PoolCalls:
-    def __init__(self, cache: PrefixCache, sums: PageSums) -> None:
+    def __init__(self, cache: PrefixCache, sums: PageSums, canary: Canary | None = None) -> None:
+        self.canary = canary
         self.cache = cache
         self.pool = cache.pool
         self.sums = sums
@@ -38,27 +42,30 @@ class PoolCalls:
                         self.pool.unpin(page, generation)
                 return Unpinned()
             case Recheck():
-                return Rechecked(self._recheck(call))
+                return self._recheck(call)
             case CheckIntegrity():
                 return self._integrity()
+            case CompareCanary():
+                assert self.canary is not None
+                return CanaryCompared(self.canary.distance(), self.canary.tolerance)
 
-    def _recheck(self, call: Recheck) -> bool:
+    def _recheck(self, call: Recheck) -> Rechecked:
         """Hashes outside the lock; the page is pinned meanwhile, so that it stays what it is."""
         with self.pool.lock:
             if not 0 <= call.page < self.pool.num_pages:
-                return False
+                return Rechecked(dropped=False, known=False)
             record = self.pool.pages[call.page]
             promised = record.checksums
             known = record.key is not None and record.generation == call.generation
             if not known or not self.pool.pin(call.page):
-                return False
+                return Rechecked(dropped=False, known=False)
         try:
             is_wrong = self.sums([call.page])[0] != promised
             if is_wrong:
                 self.cache.forget([call.page])
         finally:
             self.pool.unpin(call.page, call.generation)
-        return is_wrong
+        return Rechecked(dropped=is_wrong, known=True)
 
     def _integrity(self) -> Integrity:
         pool, first = self.pool, self._next_checked

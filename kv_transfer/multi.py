@@ -90,16 +90,18 @@ class MultiReader:
         """The first of `names` that connects. Those that may still follow share the time."""
         reasons: list[str] = []
         failures: list[PacelineError] = []
+        lost: list[str] = []
         for i, name in enumerate(names):
             reason = registry.why_not(name, peer.offered)
             if not reason:
                 others = tuple(other for other in names[i + 1 :] if other in peer.offered)
                 try:
                     link = self._reader(name).connect(peer.offered[name], share(deadline, others))
-                    return Choice(name, link, others)
+                    return Choice(name, link, others, tuple(lost))
                 except (PeerGone, IncompatiblePeer) as error:
                     failures.append(error)
                     reason = error.message
+                    lost.append(f"{name}: {reason}")
                     _log.warning("a transport failed", name=name, source=peer.source, reason=reason)
             reasons.append(f"{name}: {reason}")
         raise _all_failed(reasons, failures)
@@ -130,16 +132,20 @@ class Choice:
     name: str
     link: Link
     others: tuple[str, ...]
+    lost: tuple[str, ...]  # of both ends, and better, that did not connect, each with its reason
 
 
 class MultiLink:
+    """`transport`: the one in use; `lost`: better ones of both ends, with what each failed of."""
+
     def __init__(self, reader: MultiReader, peer: Peer, choice: Choice) -> None:
         self._reader = reader
         self._peer = peer
         self._lock = threading.Lock()
         self._choice = choice
         self._closed = False
-        self.transport = choice.name  # the one in use
+        self.transport = choice.name
+        self.lost = list(choice.lost)
 
     def read(self, piece: Piece, timeout_s: float) -> CellSums:
         deadline = time.monotonic() + timeout_s
@@ -165,6 +171,7 @@ class MultiLink:
                 return
             self._choice = self._reader.choose(lost.others, self._peer, deadline)
             self.transport = self._choice.name
+            self.lost += (f"{lost.name}: {error.message}", *self._choice.lost)
             _log.warning(
                 "a link fell back to another transport",
                 source=self._peer.source,

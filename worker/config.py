@@ -59,6 +59,9 @@ class WorkerConfig:
     transports: tuple[str, ...] = setting(
         ("auto",), "Transports to export and to read with, best first."
     )
+    link_floor_mb_s: float = setting(
+        50.0, "A link from another worker that is slower in its self-test is reported; 0: none."
+    )
     tiers: Path = setting(
         Path(), "YAML file that lists the tiers below the pool, the nearest first."
     )
@@ -90,6 +93,8 @@ class WorkerConfig:
         _check("output_window_tokens", window, window >= 0, "must not be negative")
         target = self.itl_target_ms
         _check("itl_target_ms", target, target >= 0, "must not be negative")
+        floor = self.link_floor_mb_s
+        _check("link_floor_mb_s", floor, floor >= 0, "must not be negative")
         for name in ("step_time_ms", "silence_s", "beat_s", "stall_s"):
             _check(name, getattr(self, name), getattr(self, name) > 0, "must be positive")
         _check("beat_s", self.beat_s, self.beat_s < self.silence_s / 2, "must be < silence_s / 2")

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 from paceline.core.kv_layout import PageGroup
 from paceline.kv_transfer import registry
-from paceline.kv_transfer.base import Link, LocalPool, Reader, Source, TransportSettings
-from paceline.kv_transfer.multi import MultiReader, export
+from paceline.kv_transfer.base import LocalPool, Reader, Source, TransportSettings
+from paceline.kv_transfer.multi import MultiLink, MultiReader, export
 from paceline.v1 import kv_pb2
 from paceline.worker.config import WorkerConfig
 from paceline.worker.rank_process import RankProcess
@@ -37,7 +37,7 @@ class Connectors:
     def addresses(self) -> Addresses:
         return self._addresses
 
-    def connect(self, description: kv_pb2.DescribeResponse, timeout_s: float) -> Link:
+    def connect(self, description: kv_pb2.DescribeResponse, timeout_s: float) -> MultiLink:
         """By the best transport that reaches this peer, within `timeout_s` in all.
 
         Raises, with a reason for each, PeerGone if one of them might have reached it, else
@@ -70,7 +70,7 @@ def make_connectors(config: WorkerConfig, rank: RankProcess) -> Connectors:
     return Connectors(
         names,
         ready.groups[0],
-        lambda name: RankReader(name, rank.link_calls, ready.groups[0], ready.num_pages),
+        lambda name: RankReader(name, rank.link_calls, ready.groups[0], ready.num_all_pages),
         list(ready.addresses),
     )
 

@@ -22,6 +22,7 @@ from paceline.v1 import kv_pb2, kv_pb2_grpc, worker_pb2, worker_pb2_grpc
 from paceline.worker.attach import AttachServicer
 from paceline.worker.config import WorkerConfig
 from paceline.worker.connectors import Connectors, make_connectors
+from paceline.worker.introductions import Introductions
 from paceline.worker.kv_service import KvTransferServicer
 from paceline.worker.metrics import WorkerMetrics
 from paceline.worker.rank_process import RankProcess, launch
@@ -70,7 +71,11 @@ class Front:
         self._server = make_server(config.secret.encode(), tls=config.tls)
         self._health = health_aio.HealthServicer()
         self._probes = ProbeServer(
-            config.host, config.probe_port, self.reasons, self.metrics.registry
+            config.host,
+            config.probe_port,
+            self.reasons,
+            self.metrics.registry,
+            details=self.details,
         )
         self._tiers = WorkerTiers(config, self._record, self.metrics.registry)
         self._tracing = make_tracing(
@@ -122,6 +127,10 @@ class Front:
         if self.session is None:
             return [self._reason]
         return ["the rank is stalled"] if self.session.is_stalled else []
+
+    def details(self) -> list[str]:
+        """What an operator should look at though we serve."""
+        return self.session.peers.details() if self.session is not None else []
 
     def current(self) -> Session:
         """The session to attach to. Raises Unavailable while loading, restarting, draining."""
@@ -180,10 +189,12 @@ class Front:
         self.metrics.started(rank.ready, info.transports)
         self._record.publish(info)
         self.session = session
+        meeting = asyncio.create_task(Introductions(self.config, info, session.peers).run())
         _log.info("rank ready", incarnation=rank.incarnation, pages=rank.ready.num_pages)
         try:
             return await session.run()
         finally:
+            meeting.cancel()
             self._reason = "the rank is being restarted"
             self.session = None
             session.end_streams()

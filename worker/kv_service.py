@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
 import grpc
+import structlog
 
 from paceline.core.errors import IncompatiblePeer, InvalidRequest, KvUnavailable
 from paceline.core.keys import KEY_BYTES
@@ -13,9 +14,11 @@ from paceline.core.kv_layout import PAGE_TOKENS
 from paceline.engine import messages
 from paceline.v1 import common_pb2, kv_pb2, kv_pb2_grpc
 from paceline.worker.handoffs import Handoff, key_of, reader_of
-from paceline.worker.pins import pin_or_let_go
+from paceline.worker.pins import miss, pin_or_let_go
 from paceline.worker.session import Session
 from paceline.worker.ticket_check import check_ticket
+
+_log = structlog.get_logger("paceline.worker")
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -47,11 +50,13 @@ class KvTransferServicer(kv_pb2_grpc.KvTransferServiceServicer):
 
     async def Pin(self, request: kv_pb2.PinRequest, context: Context) -> kv_pb2.PinResponse:
         session = self._current()
-        self._check(session, request.ticket)
         runs = checked_runs(request.runs, len(session.rank.ready.groups))
-        handoff = session.handoffs.get(key_of(request.ticket))
+        is_good = self._is_good(session, request.ticket)
+        handoff = session.handoffs.get(key_of(request.ticket)) if is_good else None
         if request.with_tail and handoff is None:
             raise KvUnavailable("the hand-off is not held here")
+        if not is_good:
+            return await miss(session, runs)
         tail_slot = handoff.slot_number if handoff and request.with_tail else None
         pinned = await pin_or_let_go(session, request.ticket, runs, tail_slot)
         if handoff is not None and handoff.lacking is not None:
@@ -60,7 +65,8 @@ class KvTransferServicer(kv_pb2_grpc.KvTransferServiceServicer):
 
     async def Unpin(self, request: kv_pb2.UnpinRequest, context: Context) -> kv_pb2.UnpinResponse:
         session = self._current()
-        self._check(session, request.ticket)
+        if not self._is_good(session, request.ticket):
+            return kv_pb2.UnpinResponse()
         session.unpin(session.leases.release(request.lease_id, reader_of(request.ticket)))
         handoff = session.handoffs.get(key_of(request.ticket)) if request.complete else None
         if handoff is not None and handoff.record is not None:
@@ -75,7 +81,7 @@ class KvTransferServicer(kv_pb2_grpc.KvTransferServiceServicer):
         call = messages.Recheck(request.page, request.generation)
         reply = await session.rank.link.call(call)
         assert isinstance(reply, messages.Rechecked)
-        return kv_pb2.ReportResponse(dropped=reply.dropped)
+        return kv_pb2.ReportResponse(dropped=reply.dropped, known=reply.known)
 
     async def KeepLeases(
         self, request_iterator: AsyncIterator[kv_pb2.LeaseBeat], context: Context
@@ -94,6 +100,17 @@ class KvTransferServicer(kv_pb2_grpc.KvTransferServiceServicer):
         left_s = ticket.expires_unix_ms / 1000 - time.time()
         timeout_s = min(left_s, session.config.silence_s)
         return await session.handoffs.wait_for(key_of(ticket), timeout_s)
+
+    def _is_good(self, session: Session, ticket: common_pb2.Ticket) -> bool:
+        """Whether anything here is for the ticket's reader. If not, that stays between us and our
+        log: the reader is answered as if nothing were here."""
+        try:
+            self._check(session, ticket)
+        except KvUnavailable as error:
+            session.metrics.pins_refused.inc()
+            _log.warning("a pin is refused", reader=ticket.reader_worker[:64], reason=error.message)
+            return False
+        return True
 
     def _check(self, session: Session, ticket: common_pb2.Ticket) -> None:
         check_ticket(session.info, session.secret, ticket, source_is_here=True)
@@ -130,7 +147,7 @@ def split_keys(packed: bytes) -> list[bytes]:
 
 
 def describe(session: Session) -> kv_pb2.DescribeResponse:
-    info = session.info
+    info, canary = session.info, session.rank.ready.canary
     groups = [
         kv_pb2.PageGroup(
             name=group.name,
@@ -156,4 +173,8 @@ def describe(session: Session) -> kv_pb2.DescribeResponse:
         groups=groups,
         num_pages=info.num_pages,
         transports=transports,
+        canary=[
+            kv_pb2.PageRef(page=page, checksums=sums)
+            for page, sums in zip(canary.own, canary.checksums, strict=True)
+        ],
     )

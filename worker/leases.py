@@ -18,6 +18,7 @@ HandoffKey = tuple[str, int]  # request id, attempt
 PageLives = list[tuple[int, int]]  # (page, generation)
 
 MAX_LEASES = 16_384
+MAX_READERS = 4096  # whose last beat is known
 MAX_LEASE_S = 120.0  # twice what a reader takes for a range at the most
 
 
@@ -29,6 +30,10 @@ class Lease:
     is_awaited: bool = False  # its reader may not know of it yet: no beat is expected to list it
     pages: PageLives = field(default_factory=list)
     num_unlisted: int = 0
+
+
+def new_lease_id() -> LeaseId:
+    return LeaseId(secrets.token_hex(8))
 
 
 class LeaseTable:
@@ -63,7 +68,7 @@ class LeaseTable:
         `is_awaited`: its reader learns of it later, while the hand-off lasts (see `expect`)."""
         if len(self._leases) >= MAX_LEASES:
             raise Overloaded("too many leases", retry_after_s=0.1)
-        made, now = LeaseId(secrets.token_hex(8)), self._clock()
+        made, now = new_lease_id(), self._clock()
         self._leases[made] = Lease(reader, handoff, now, is_awaited)
         self._heard[reader] = now
         return made
@@ -98,7 +103,8 @@ class LeaseTable:
 
     def beat(self, reader: Reader, listed: Iterable[str]) -> tuple[PageLives, list[str]]:
         """Pages of leases unlisted twice in a row, and the listed ids that are not alive here."""
-        self._heard[reader] = self._clock()
+        if reader in self._heard or len(self._heard) < MAX_READERS:
+            self._heard[reader] = self._clock()
         named = set(listed)
         for lease_id, lease in self._leases.items():
             if lease.reader != reader:

@@ -10,10 +10,11 @@ from paceline import __version__
 from paceline.core import metrics as names
 from paceline.core.kv_layout import PAGE_TOKENS
 from paceline.engine.messages import Emission, Integrity, Load
+from paceline.worker.quarantine import Verdict
 from paceline.worker.slots import SlotState
 
 if TYPE_CHECKING:
-    from paceline.worker.peers import Peer
+    from paceline.worker.peers import Peer, PeerDirectory
     from paceline.worker.rank_messages import RankReady
     from paceline.worker.session import Session
 
@@ -55,6 +56,15 @@ class WorkerMetrics:
         self._pieces = names.TRANSFER_PIECES.counter(registry)
         self._mismatches = names.TRANSFER_MISMATCHES.counter(registry)
         self._link_speed = names.TRANSFER_LINK_SPEED.gauge(registry)
+        self._test_speed = names.LINK_TEST_SPEED.gauge(registry)
+        self._test_latency = names.LINK_TEST_LATENCY.gauge(registry)
+        self._degraded = names.LINKS_DEGRADED.gauge(registry)
+        self._apart = names.PEERS_APART.gauge(registry)
+        self._quarantined = names.PEERS_QUARANTINED.gauge(registry)
+        self._causes = names.MISMATCH_CAUSES.counter(registry)
+        for verdict in Verdict:
+            self._causes.labels(verdict)
+        self.pins_refused = names.PINS_REFUSED.counter(registry)
         self._num_preemptions = self._num_expired = 0
 
     def started(self, ready: "RankReady", transports: Iterable[str]) -> None:
@@ -89,6 +99,9 @@ class WorkerMetrics:
     def mismatch_reported(self) -> None:
         self._reported.inc()
 
+    def judged(self, verdict: Verdict) -> None:
+        self._causes.labels(verdict).inc()
+
     def observe(self, session: "Session") -> None:
         self._observe_load(session.load)
         self._slots.set(len(session.slots))
@@ -98,10 +111,21 @@ class WorkerMetrics:
         self._expired.inc(session.leases.num_expired - self._num_expired)
         self._num_expired = session.leases.num_expired
         self._handoffs.set(len(session.handoffs))
-        self._link_speed.clear()
-        for peer in session.peers.connected():
-            speed = peer.statistics.figures.bytes_per_second
-            self._link_speed.labels(peer.key[0], peer.link.transport).set(speed)
+        self._observe_links(session.peers)
+
+    def _observe_links(self, peers: "PeerDirectory") -> None:
+        gauges = (self._link_speed, self._test_speed, self._test_latency, self._degraded)
+        for gauge in gauges:
+            gauge.clear()
+        for peer in peers.connected():
+            labels = peer.key[0], peer.link.transport
+            self._link_speed.labels(*labels).set(peer.statistics.figures.bytes_per_second)
+            if peer.speed is not None:
+                self._test_speed.labels(*labels).set(peer.speed.bytes_per_second)
+                self._test_latency.labels(*labels).set(peer.speed.seconds)
+            self._degraded.labels(*labels).set(bool(peers.fault_of(peer)))
+        self._apart.set(len(peers.checks.apart))
+        self._quarantined.set(len(peers.quarantine))
 
     def observe_pages(self, integrity: Integrity) -> None:
         for state in PAGE_STATES:

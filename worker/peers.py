@@ -11,17 +11,17 @@ from dataclasses import dataclass
 import grpc
 
 from paceline.core.errors import IncompatiblePeer, KvUnavailable, PeerGone
-from paceline.kv_transfer.base import Link
 from paceline.kv_transfer.link_statistics import LinkFigures, LinkStatistics
+from paceline.kv_transfer.multi import MultiLink
 from paceline.rpc import caller_token
 from paceline.rpc.status import error_of
 from paceline.v1 import common_pb2, kv_pb2, kv_pb2_grpc, worker_pb2
 from paceline.worker.config import WorkerConfig
 from paceline.worker.connectors import Connectors
 from paceline.worker.lease_beats import LeaseBeats
+from paceline.worker.link_checks import LinkChecks, LinkSpeed
+from paceline.worker.quarantine import PeerKey, Quarantine, Verdict
 from paceline.worker.source_calls import SourceCalls
-
-PeerKey = tuple[str, str]  # worker id, incarnation
 
 MAX_PEERS = 256
 CONNECT_TIMEOUT_S = 3.0
@@ -39,11 +39,12 @@ class Peer:
     key: PeerKey
     secret: bytes
     calls: SourceCalls
-    link: Link
+    link: MultiLink
     beats: LeaseBeats
     statistics: LinkStatistics
     reported: LinkFigures
     turns: asyncio.Semaphore  # of pulls from it
+    speed: LinkSpeed | None = None  # by its self-test
 
     def take_figures(self) -> LinkFigures:
         """What the link has done since the last call."""
@@ -83,9 +84,18 @@ class Peer:
         metadata = caller_token.metadata(self.secret)
         await self.calls.stub.Unpin(request, timeout=CALL_TIMEOUT_S, metadata=metadata)
 
-    async def report(self, request: kv_pb2.ReportRequest) -> None:
+    async def report(self, request: kv_pb2.ReportRequest) -> Verdict:
+        """What the source says of a page that arrived wrong."""
         metadata = caller_token.metadata(self.secret)
-        await self.calls.stub.Report(request, timeout=CALL_TIMEOUT_S, metadata=metadata)
+        try:
+            answer: kv_pb2.ReportResponse = await self.calls.stub.Report(
+                request, timeout=CALL_TIMEOUT_S, metadata=metadata
+            )
+        except grpc.aio.AioRpcError:
+            return Verdict.SILENT
+        if answer.dropped:
+            return Verdict.SOURCE
+        return Verdict.LINK if answer.known else Verdict.GONE
 
     async def close(self) -> None:
         await asyncio.to_thread(self.beats.close)
@@ -95,8 +105,14 @@ class Peer:
 
 class PeerDirectory:
     def __init__(
-        self, config: WorkerConfig, info: worker_pb2.WorkerInfo, connectors: Connectors
+        self,
+        config: WorkerConfig,
+        info: worker_pb2.WorkerInfo,
+        connectors: Connectors,
+        checks: LinkChecks,
     ) -> None:
+        self.checks = checks
+        self.quarantine = Quarantine()
         self._config = config
         self._secret = config.secret.encode()
         self._info = info
@@ -105,8 +121,14 @@ class PeerDirectory:
         self._closing: set[asyncio.Task[None]] = set()
 
     async def get(self, ticket: common_pb2.Ticket, endpoint: str) -> Peer:
-        """The ticket's source, connected. Raises PeerGone or IncompatiblePeer."""
-        key = (ticket.source_worker, ticket.source_incarnation)
+        """The ticket's source, connected. Raises PeerGone or IncompatiblePeer, KvUnavailable for
+        one in quarantine."""
+        return await self.meet((ticket.source_worker, ticket.source_incarnation), endpoint)
+
+    async def meet(self, key: PeerKey, endpoint: str) -> Peer:
+        """The same without a ticket."""
+        self.checks.refuse_apart(key)
+        self.quarantine.refuse(key)
         task = self._peers.get(key)
         if task is None:
             self._make_room(key)
@@ -119,6 +141,14 @@ class PeerDirectory:
                 del self._peers[key]  # the next one tries anew
             raise
 
+    def knows(self, key: PeerKey) -> bool:
+        return key in self._peers or key in self.checks.apart
+
+    def judge(self, peer: Peer, verdict: Verdict) -> None:
+        """A page of it arrived wrong, and this is what it says of that."""
+        if self.quarantine.judge(peer.key, verdict):
+            self.forget(peer)
+
     def forget(self, peer: Peer) -> None:
         """Its link has failed: whoever comes next makes a new handshake."""
         task = self._peers.get(peer.key)
@@ -128,6 +158,23 @@ class PeerDirectory:
 
     def connected(self) -> list[Peer]:
         return [peer for task in self._peers.values() if (peer := _made(task))]
+
+    def fault_of(self, peer: Peer) -> str:
+        """Why its link is reported; empty: it is as it should be."""
+        reasons = [*peer.link.lost]
+        if peer.speed is not None:
+            reasons.append(self.checks.slowness(peer.speed))
+        return "; ".join(filter(None, reasons))
+
+    def details(self) -> list[str]:
+        """What a probe for readiness shows of links that are not as they should be."""
+        shown = [
+            f"link from {peer.key[0]} by {peer.link.transport}: {fault}"
+            for peer in self.connected()
+            if (fault := self.fault_of(peer))
+        ]
+        apart = self.checks.apart.items()
+        return shown + [f"kept apart from {source}: {reason}" for (source, _), reason in apart]
 
     def sweep(self) -> None:
         """Forgets peers that have been gone for long."""
@@ -181,13 +228,24 @@ class PeerDirectory:
         except BaseException:
             await calls.close()
             raise
+        statistics = LinkStatistics(self._connectors.group)
+        try:
+            await self.checks.admit(key, description, link, statistics)
+        except BaseException:
+            await asyncio.to_thread(link.close)
+            await calls.close()
+            raise
         reader = (self._info.worker_id, self._info.incarnation)
         beats = LeaseBeats(endpoint, reader, self._config)
         beats.start()
-        statistics = LinkStatistics(self._connectors.group)
         turns = asyncio.Semaphore(self._config.pulls_per_source)
         parts = (calls, link, beats, statistics, statistics.figures, turns)
-        return Peer(key, self._secret, *parts)
+        peer = Peer(key, self._secret, *parts)
+        self._in_background(self._test(peer, description))
+        return peer
+
+    async def _test(self, peer: Peer, description: kv_pb2.DescribeResponse) -> None:
+        peer.speed = await self.checks.self_test(peer.key[0], description, peer.link)
 
     async def _describe(self, stub: kv_pb2_grpc.KvTransferServiceStub) -> kv_pb2.DescribeResponse:
         request = kv_pb2.DescribeRequest(

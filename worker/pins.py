@@ -8,7 +8,7 @@ from paceline.core.ids import LeaseId
 from paceline.engine.messages import KeyRun, Pin, Pinned, PinnedPage
 from paceline.v1 import common_pb2, kv_pb2
 from paceline.worker.handoffs import Handoff, key_of, reader_of
-from paceline.worker.leases import PageLives
+from paceline.worker.leases import PageLives, new_lease_id
 
 if TYPE_CHECKING:
     from paceline.worker.session import Session
@@ -40,6 +40,12 @@ async def pin(
         session.unpin(pages)
         raise KvUnavailable("the lease ended while its pages were being pinned")
     return _response(lease_id, pinned)
+
+
+async def miss(session: "Session", runs: list[KeyRun]) -> kv_pb2.PinResponse:
+    """What a pin of absent blocks gets, after as long, and nothing is held."""
+    pinned = await _call(session, Pin([KeyRun(run.group, []) for run in runs], None))
+    return _response(new_lease_id(), pinned)
 
 
 async def pin_or_let_go(

@@ -183,11 +183,25 @@ class RangePuller:
             first = run.start - granted[run.group].first_block
             pages += granted[run.group].pages[first : first + len(run)]
             refs += found.pages
-        parts = [_pinned_pages(refs, pages, None)] if pages else []
+        parts = [self._pinned_pages(refs, pages, None)] if pages else []
         if pinned.num_tail_tokens:
             tails = [run.pages[-1] for run in granted]
-            parts.append(_pinned_pages(list(pinned.tails), tails, pinned.num_tail_tokens))
+            parts.append(self._pinned_pages(list(pinned.tails), tails, pinned.num_tail_tokens))
         return parts
+
+    def _pinned_pages(
+        self, refs: Sequence[kv_pb2.PageRef], destination: Sequence[int], num_tokens: int | None
+    ) -> PinnedPages:
+        num_heads = self._session.connectors.group.num_heads
+        if any(len(ref.checksums) != num_heads for ref in refs):
+            raise KvUnavailable("the source's checksums are not those of pages like ours")
+        return PinnedPages(
+            source_pages=np.array([ref.page for ref in refs], np.int64),
+            destination_pages=np.array(destination, np.int64),
+            generations=np.array([ref.generation for ref in refs], np.uint64),
+            checksums=np.array([list(ref.checksums) for ref in refs], np.uint64),
+            num_tokens=num_tokens,
+        )
 
     async def _read(self, parts: list[PinnedPages]) -> list[CellSums]:
         """In a thread; whoever stops us meanwhile waits for its end (`is_copying`)."""
@@ -216,7 +230,12 @@ class RangePuller:
     def _report(self, page: int, generation: int) -> None:
         """From the copying thread: the source shall hash that page again."""
         request = kv_pb2.ReportRequest(page=page, generation=generation)
-        self._loop.call_soon_threadsafe(self._session.background, self._peer.report, request)
+        self._loop.call_soon_threadsafe(self._session.background, self._judge, request)
+
+    async def _judge(self, request: kv_pb2.ReportRequest) -> None:
+        verdict = await self._peer.report(request)
+        self._session.metrics.judged(verdict)
+        self._session.peers.judge(self._peer, verdict)
 
     def _unpin(self, lease_id: str) -> None:
         complete = self.is_complete
@@ -246,16 +265,4 @@ def _ends_of(rest: kv_pb2.PinResponse, runs: Sequence[BlockRun]) -> kv_pb2.PinRe
         runs=[kv_pb2.PageRun(pages=pages) for pages in parts],
         tails=rest.tails,
         num_tail_tokens=rest.num_tail_tokens,
-    )
-
-
-def _pinned_pages(
-    refs: Sequence[kv_pb2.PageRef], destination: Sequence[int], num_tokens: int | None
-) -> PinnedPages:
-    return PinnedPages(
-        source_pages=np.array([ref.page for ref in refs], np.int64),
-        destination_pages=np.array(destination, np.int64),
-        generations=np.array([ref.generation for ref in refs], np.uint64),
-        checksums=np.array([list(ref.checksums) for ref in refs], np.uint64),
-        num_tokens=num_tokens,
     )

@@ -27,6 +27,7 @@ from paceline.engine.compute_stream import use_compute_stream
 from paceline.engine.config import EngineConfig
 from paceline.engine.engine import Engine
 from paceline.engine.messages import PoolCall
+from paceline.engine.pools import PageSums
 from paceline.kv_transfer.base import DevicePool, TransportSettings
 from paceline.kv_transfer.copy_pace import CopyPace
 from paceline.models.loader import LoadedModel, load_model
@@ -37,6 +38,7 @@ from paceline.worker.rank_messages import (
     LINK,
     READY,
     STEP,
+    CanaryPages,
     LinkCall,
     Ping,
     RankCommand,
@@ -188,8 +190,9 @@ def make_engine(config: RankConfig) -> tuple[Engine, LoadedModel, RankPool]:
         max_waiting=config.max_waiting,
         max_pinned_share=config.max_pinned_share,
     )
-    engine = Engine(loaded.model, engine_config, pool.tensors, pool.memory)
+    engine = Engine(loaded.model, engine_config, pool.tensors, pool.memory, pool.canary)
     engine.warm_up(WarmUpLog())
+    pool.canary.compute(loaded.model)
     return engine, loaded, pool
 
 
@@ -204,7 +207,7 @@ def make_links(
     exported = DevicePool(
         memory=pool.device_bytes,
         group=group,
-        num_pages=engine.pool.num_pages,
+        num_pages=len(pool.canary.pool),
         fd=pool.device_fd,
         pace=pace,
     )
@@ -240,8 +243,11 @@ def give_back_freed_memory() -> None:
         trim(0)
 
 
-def describe(loaded: LoadedModel, engine: Engine, links: RankLinks | None) -> RankReady:
-    model = loaded.model
+def describe(
+    loaded: LoadedModel, engine: Engine, pool: RankPool, links: RankLinks | None
+) -> RankReady:
+    model, canary = loaded.model, pool.canary
+    sums = PageSums(canary.pool, pool.memory, model.layout.page)
     return RankReady(
         content_digest=loaded.content_digest,
         layout_digest=model.layout.digest,
@@ -254,6 +260,9 @@ def describe(loaded: LoadedModel, engine: Engine, links: RankLinks | None) -> Ra
         page_bytes=model.layout.page.page_bytes,
         most_pages=engine.scheduler.allowances.most(),
         addresses=links.addresses() if links is not None else (),
+        canary=CanaryPages(
+            canary.own_pages, canary.arrival_pages, canary.scratch_page, sums(canary.own_pages)
+        ),
     )
 
 
@@ -278,7 +287,7 @@ def main() -> int:
     start(answer_pool_calls, context, config.pool_address, engine)
     start(take_commands, context, config.command_address, engine, links, loop)
     gc.freeze()  # else a step waits 80 ms, now and then, while modules are looked through
-    outbox.send(READY, describe(loaded, engine, links))
+    outbox.send(READY, describe(loaded, engine, pool, links))
     with torch.inference_mode():
         loop.run()
     return 0

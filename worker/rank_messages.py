@@ -40,6 +40,15 @@ class RankConfig(msgspec.Struct, frozen=True):
     pool_address: str
 
 
+class CanaryPages(msgspec.Struct, frozen=True, array_like=True):
+    """The last pages of the pool (engine/canary.py)."""
+
+    own: tuple[int, ...]
+    arrivals: tuple[int, ...]
+    scratch: int
+    checksums: list[tuple[int, ...]]  # of the own ones
+
+
 class RankReady(msgspec.Struct, frozen=True):
     """The model is loaded, the pool laid out, and what a device compiles is compiled."""
 
@@ -54,6 +63,12 @@ class RankReady(msgspec.Struct, frozen=True):
     page_bytes: int
     most_pages: tuple[int, ...]  # of a sequence, by page group; 0: no bound but its length
     addresses: tuple[tuple[str, bytes], ...]  # of the rank's sources, by transport
+    canary: CanaryPages
+
+    @property
+    def num_all_pages(self) -> int:
+        """Of the memory: more than requests are given."""
+        return self.canary.scratch + 1
 
 
 class RankFailed(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ import structlog
 import torch
 
 from paceline.core.errors import ConfigError
-from paceline.core.kv_layout import PageGroup
+from paceline.engine.canary import Canary, num_canary_pages
 from paceline.engine.pools import view_bytes, view_pool
 from paceline.kv_transfer.cuda_driver import OUT_OF_MEMORY, DriverError
 from paceline.kv_transfer.cuda_memory import new_device_memory
@@ -19,40 +19,47 @@ _log = structlog.get_logger("paceline.rank")
 @dataclass(frozen=True, slots=True)
 class RankPool:
     """One tensor for all page groups, and its bytes: a memoryview when others can map it on the
-    CPU, `device_bytes` on a device, with a descriptor when it can be exported, else -1."""
+    CPU, `device_bytes` on a device, with a descriptor when it can be exported, else -1. Behind the
+    pages of requests, which are `tensors`, come those of the canary."""
 
     tensors: tuple[torch.Tensor, ...]
+    canary: Canary
     memory: memoryview | None = None
     device_bytes: torch.Tensor | None = None
     device_fd: int = -1
 
 
 def make_pool(model: Model, fd: int, pool_bytes: int, device: str) -> RankPool:
-    """Whole pages in at most `pool_bytes`. Raises ConfigError when they cannot be had."""
+    """Whole pages in at most `pool_bytes`, and the canary's. Raises ConfigError when they cannot
+    be had."""
     group = model.layout.page
     num_pages = pool_bytes // group.page_bytes
     if num_pages < 2 * len(model.layout.groups):
         reason = f"holds {num_pages} pages of {group.page_bytes} bytes"
         raise ConfigError("pool_mib", pool_bytes >> 20, reason)
-    num_bytes = num_pages * group.page_bytes
-    if device != "cpu":
-        return _on_device(group, num_bytes, torch.device(device))
-    memory = size_pool_memory(fd, num_bytes).view
-    return RankPool((view_pool(memory, group),), memory)
+    num_bytes = (num_pages + num_canary_pages(model.layout)) * group.page_bytes
+    if device == "cpu":
+        memory = size_pool_memory(fd, num_bytes).view
+        whole = view_pool(memory, group)
+        return RankPool((whole[:num_pages],), Canary(model.layout, whole), memory)
+    values, device_fd = _on_device(num_bytes, torch.device(device))
+    whole = view_bytes(values[:num_bytes], group)
+    return RankPool(
+        (whole[:num_pages],), Canary(model.layout, whole), device_bytes=values, device_fd=device_fd
+    )
 
 
-def _on_device(group: PageGroup, num_bytes: int, device: torch.device) -> RankPool:
+def _on_device(num_bytes: int, device: torch.device) -> tuple[torch.Tensor, int]:
     """Memory that the driver exports; torch's own where it cannot, which no reader can map."""
     try:
         memory = new_device_memory(num_bytes, device)
-        values, fd = memory.bytes, memory.fd
+        return memory.bytes, memory.fd
     except DriverError as error:
         if error.code == OUT_OF_MEMORY:
             raise _too_large(num_bytes, device) from None
         _log.warning("the page pool cannot be exported", device=str(device), reason=str(error))
         _check_free(num_bytes, device)
-        values, fd = torch.zeros(num_bytes, dtype=torch.uint8, device=device), -1
-    return RankPool((view_bytes(values[:num_bytes], group),), None, values, fd)
+        return torch.zeros(num_bytes, dtype=torch.uint8, device=device), -1
 
 
 def _check_free(num_bytes: int, device: torch.device) -> None:

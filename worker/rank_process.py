@@ -50,7 +50,7 @@ class RankProcess:
         """What sources export and readers copy into; None when it is on a device."""
         if self.memory is None:
             return None
-        return LocalPool(self.memory, self.ready.groups[0], self.ready.num_pages, self.pool_fd)
+        return LocalPool(self.memory, self.ready.groups[0], self.ready.num_all_pages, self.pool_fd)
 
     def kill(self) -> None:
         if self.process.returncode is None:

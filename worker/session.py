@@ -25,6 +25,7 @@ from paceline.worker.connectors import Connectors
 from paceline.worker.frames import load_to_proto
 from paceline.worker.handoffs import HandoffTable
 from paceline.worker.leases import LeaseTable, PageLives
+from paceline.worker.link_checks import LinkChecks
 from paceline.worker.metrics import WorkerMetrics
 from paceline.worker.peers import PeerDirectory
 from paceline.worker.pull_threads import PullThreads
@@ -78,7 +79,9 @@ class Session:
         self.streams: set[RouterStream] = set()
         self.leases = LeaseTable(int(num_pages * config.max_pinned_share), config.silence_s)
         self.handoffs = HandoffTable()
-        self.peers = PeerDirectory(config, info, connectors)
+        canary, floor = rank.ready.canary, config.link_floor_mb_s * 1e6
+        checks = LinkChecks(canary, rank.ready.page_bytes, rank.link.call, floor)
+        self.peers = PeerDirectory(config, info, connectors, checks)
         self.pull_threads = PullThreads(config.pull_threads)
         self.adoptions: set[Adoption] = set()  # whose task runs, with a slot or without
         self.tiering = None if tiers is None else Tiering(self, tiers, rank.local_pool())

@@ -16,9 +16,10 @@ import redis
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from paceline.core.errors import IncompatiblePeer, KvUnavailable
-from paceline.core.keys import chain_keys
-from paceline.rpc import records
+from paceline.core.errors import IncompatiblePeer
+from paceline.core.ids import BlockKey
+from paceline.core.keys import chain_keys, root_key, tenant_salt
+from paceline.rpc import records, tickets
 from paceline.rpc.channel import connect
 from paceline.rpc.status import error_of
 from paceline.v1 import common_pb2, kv_pb2, kv_pb2_grpc, worker_pb2, worker_pb2_grpc
@@ -84,10 +85,75 @@ async def test_pages_are_pinned_by_name_and_released_by_silence(worker: WorkerPr
         expired = worker.metric("paceline_leases_expired_total")
         await asyncio.to_thread(wait_for, lambda: is_free(worker), 4)
         assert worker.metric("paceline_leases_expired_total") == expired + 1
-        pin.ticket.source_incarnation = "another"
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await stub.Pin(pin, metadata=token())
-        assert isinstance(error_of(refused.value), KvUnavailable)
+
+
+async def test_a_pin_that_is_not_allowed_is_a_miss_like_any_other(worker: WorkerProcess) -> None:
+    """A forged, expired or foreign ticket, or another tenant's salt: the answer has the form of one
+    for blocks that are not here, and nothing is held."""
+    async with Attachment(worker.endpoint) as router:
+        request = make_request(router.info, list(range(64)), max_tokens=1)
+        await router.run(request).until_ended()
+        info = router.info
+    held = chain_keys(request.root_key, request.token_ids)
+    salt = tenant_salt(SECRET.encode(), "another tenant")
+    others = chain_keys(root_key(info.content_digest, salt), request.token_ids)
+    good = ticket_for("9", request, info)
+    refused_before = worker.metric("paceline_pins_refused_total")
+    async with connect(worker.endpoint) as channel:
+        stub = kv_pb2_grpc.KvTransferServiceStub(channel)  # type: ignore[no-untyped-call]
+
+        async def pin(
+            ticket: common_pb2.Ticket, keys: list[BlockKey], *, with_tail: bool = False
+        ) -> kv_pb2.PinResponse:
+            asked = kv_pb2.PinRequest(
+                ticket=ticket, runs=[kv_pb2.KeyRun(keys=b"".join(keys))], with_tail=with_tail
+            )
+            answer: kv_pb2.PinResponse = await stub.Pin(asked, metadata=token())
+            return answer
+
+        absent = await pin(good, [BlockKey(bytes(32))])
+        misses = [await pin(good, list(others))]
+        for changed in changed_tickets(good, info):
+            misses.append(await pin(changed, list(held)))
+        failures = []
+        for ticket in (good, *changed_tickets(good, info)):
+            with pytest.raises(grpc.aio.AioRpcError) as failed:
+                await pin(ticket, list(held), with_tail=True)
+            failures.append((failed.value.code(), failed.value.details()))
+        for changed in changed_tickets(good, info):
+            await stub.Unpin(kv_pb2.UnpinRequest(ticket=changed), metadata=token())
+        for miss in misses:
+            assert len(miss.lease_id) == len(absent.lease_id) and miss.lease_id != absent.lease_id
+            miss.lease_id = absent.lease_id
+            assert miss.SerializeToString() == absent.SerializeToString()
+        assert len(set(failures)) == 1
+        for lease in (absent, *misses):
+            unpin = kv_pb2.UnpinRequest(ticket=good, lease_id=lease.lease_id)
+            await stub.Unpin(unpin, metadata=token())
+    num_refused = worker.metric("paceline_pins_refused_total") - refused_before
+    assert num_refused == 3 * len(changed_tickets(good, info))
+    await asyncio.to_thread(wait_for, lambda: is_free(worker), 4)
+
+
+def changed_tickets(
+    good: common_pb2.Ticket, source: worker_pb2.WorkerInfo
+) -> list[common_pb2.Ticket]:
+    """Forged, for others at either end, for another model, and expired."""
+    forged = common_pb2.Ticket()
+    forged.CopyFrom(good)
+    forged.reader_worker = "somebody else"
+    made = [forged]
+    for field, value in (
+        ("source_worker", "another"),
+        ("source_incarnation", "another"),
+        ("content_digest", "ab" * 32),
+        ("expires_unix_ms", 1),
+    ):
+        ticket = common_pb2.Ticket()
+        ticket.CopyFrom(good)
+        setattr(ticket, field, value)
+        made.append(tickets.sign(ticket, SECRET.encode()))
+    return made
 
 
 async def test_strangers_are_refused(worker: WorkerProcess) -> None:

@@ -48,7 +48,7 @@ class PageGroup(_message.Message):
     def __init__(self, name: _Optional[str] = ..., num_layers: _Optional[int] = ..., num_planes: _Optional[int] = ..., num_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., dtype: _Optional[str] = ..., page_tokens: _Optional[int] = ..., window: _Optional[int] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "content_digest", "layout_digest", "groups", "num_pages", "transports")
+    __slots__ = ("worker_id", "incarnation", "content_digest", "layout_digest", "groups", "num_pages", "transports", "canary")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     CONTENT_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +56,7 @@ class DescribeResponse(_message.Message):
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
+    CANARY_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: str
     content_digest: str
@@ -63,7 +64,8 @@ class DescribeResponse(_message.Message):
     groups: _containers.RepeatedCompositeFieldContainer[PageGroup]
     num_pages: int
     transports: _containers.RepeatedCompositeFieldContainer[TransportAddress]
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., content_digest: _Optional[str] = ..., layout_digest: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[PageGroup, _Mapping]]] = ..., num_pages: _Optional[int] = ..., transports: _Optional[_Iterable[_Union[TransportAddress, _Mapping]]] = ...) -> None: ...
+    canary: _containers.RepeatedCompositeFieldContainer[PageRef]
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., content_digest: _Optional[str] = ..., layout_digest: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[PageGroup, _Mapping]]] = ..., num_pages: _Optional[int] = ..., transports: _Optional[_Iterable[_Union[TransportAddress, _Mapping]]] = ..., canary: _Optional[_Iterable[_Union[PageRef, _Mapping]]] = ...) -> None: ...
 
 class ProgressRequest(_message.Message):
     __slots__ = ("ticket", "first_blocks")
@@ -183,10 +185,12 @@ class ReportRequest(_message.Message):
     def __init__(self, page: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class ReportResponse(_message.Message):
-    __slots__ = ("dropped",)
+    __slots__ = ("dropped", "known")
     DROPPED_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
     dropped: bool
-    def __init__(self, dropped: _Optional[bool] = ...) -> None: ...
+    known: bool
+    def __init__(self, dropped: _Optional[bool] = ..., known: _Optional[bool] = ...) -> None: ...
 
 class LeaseBeat(_message.Message):
     __slots__ = ("reader_worker", "reader_incarnation", "lease_ids")

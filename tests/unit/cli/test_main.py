@@ -101,7 +101,7 @@ def test_help_of_each_command_lists_every_setting_as_it_is_given(
         if found[1] != "none":
             assert convert(item.name, found[1], item.kind) == item.default
         else:
-            assert item.default in ("", Path())
+            assert item.default in ("", (), Path())
 
 
 def test_services_start_by_hand_as_the_help_says(tmp_path: Path) -> None:

@@ -71,16 +71,18 @@ def test_recheck_drops_a_page_only_if_its_bytes_are_wrong_here() -> None:
     pinned = pin(b, keys)
     page = pinned.pages[1]
     recheck = Recheck(page.page, page.generation)
-    assert b.engine.pool_calls.answer(recheck) == Rechecked(dropped=False)
+    assert b.engine.pool_calls.answer(recheck) == Rechecked(dropped=False, known=True)
     b.engine.runner.pools[0][page.page, 0, 0, 0, 3, 1] += 1
-    assert b.engine.pool_calls.answer(Recheck(page.page, 99)) == Rechecked(dropped=False)
-    assert b.engine.pool_calls.answer(recheck) == Rechecked(dropped=True)
+    assert b.engine.pool_calls.answer(Recheck(page.page, 99)) == Rechecked(
+        dropped=False, known=False
+    )
+    assert b.engine.pool_calls.answer(recheck) == Rechecked(dropped=True, known=True)
     assert b.engine.has_work()
     b.run()
     assert b.of(Removed) == [Removed([keys[1]])]
     assert len(pin(b, keys).pages) == 1
-    assert b.engine.pool_calls.answer(recheck) == Rechecked(dropped=False)
-    assert b.engine.pool_calls.answer(Recheck(-1, 0)) == Rechecked(dropped=False)
+    assert b.engine.pool_calls.answer(recheck) == Rechecked(dropped=False, known=False)
+    assert b.engine.pool_calls.answer(Recheck(-1, 0)) == Rechecked(dropped=False, known=False)
 
 
 def test_checks_go_round_the_pool_some_pages_at_a_time() -> None:

@@ -138,10 +138,10 @@ class Rank:
     """Remembers what it was sent, and how much of that before it was closed."""
 
     def __init__(self) -> None:
-        self.ready = SimpleNamespace(num_pages=8)
+        self.ready = SimpleNamespace(num_pages=8, canary=None, page_bytes=1)
         self.process = SimpleNamespace(pid=os.getpid())
         self.sent: list[object] = []
-        self.link = SimpleNamespace(send=self.sent.append, last_step_unix_us=1)
+        self.link = SimpleNamespace(send=self.sent.append, call=None, last_step_unix_us=1)
         self.num_sent_before_close: int | None = None
 
     async def stop(self) -> None:
@@ -164,7 +164,7 @@ class Rig:
         rank: Any = Rank()
         self.rank: Rank = rank
         self.forgotten: list[object] = []
-        connectors: Any = SimpleNamespace(close=lambda: None)
+        connectors: Any = SimpleNamespace(close=lambda: None, group=PageGroup("full", 1, 1, 2))
         config = WorkerConfig(secret="a secret of the tests", model="/")
         info = worker_pb2.WorkerInfo(vocab_size=100)
         self.session = Session(config, rank, info, connectors, WorkerMetrics("m", "decode"), print)

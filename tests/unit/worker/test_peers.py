@@ -1,17 +1,19 @@
 """The directory of sources against real servers of KvTransferService; the links are stand-ins."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from paceline.core.errors import IncompatiblePeer
+from paceline.core.errors import IncompatiblePeer, KvUnavailable
 from paceline.core.kv_layout import PageGroup
 from paceline.kv_transfer.base import Link
 from paceline.rpc.channel import make_server
 from paceline.v1 import common_pb2, kv_pb2, kv_pb2_grpc, worker_pb2
 from paceline.worker.config import WorkerConfig
 from paceline.worker.peers import PeerDirectory
+from paceline.worker.quarantine import STRIKES, Verdict
 
 SECRET = "a secret of the tests"
 TICKET = common_pb2.Ticket(source_worker="source", source_incarnation="1")
@@ -19,6 +21,7 @@ TICKET = common_pb2.Ticket(source_worker="source", source_incarnation="1")
 
 class Source(kv_pb2_grpc.KvTransferServiceServicer):
     layout_digest = "01"
+    verdict: kv_pb2.ReportResponse | None = None
 
     async def Describe(self, request: Any, context: Any) -> kv_pb2.DescribeResponse:
         return kv_pb2.DescribeResponse(
@@ -28,9 +31,16 @@ class Source(kv_pb2_grpc.KvTransferServiceServicer):
             layout_digest=self.layout_digest,
         )
 
+    async def Report(self, request: Any, context: Any) -> kv_pb2.ReportResponse:
+        if self.verdict is None:
+            await asyncio.sleep(10)
+        assert self.verdict is not None
+        return self.verdict
+
 
 class FakeLink:
     transport = "fake"
+    lost = ()
 
     def close(self) -> None:
         pass
@@ -41,6 +51,21 @@ class FakeConnectors:
 
     def connect(self, description: kv_pb2.DescribeResponse, timeout_s: float) -> Link:
         return FakeLink()  # type: ignore[return-value]
+
+
+class FakeChecks:
+    """Of links that are as they should be."""
+
+    apart: dict[tuple[str, str], str] = {}
+
+    def refuse_apart(self, key: object) -> None:
+        pass
+
+    async def admit(self, *link: object) -> None:
+        pass
+
+    async def self_test(self, *link: object) -> None:
+        pass
 
 
 @pytest.fixture
@@ -62,7 +87,7 @@ async def endpoint(source: Source) -> AsyncIterator[str]:
 async def peers() -> AsyncIterator[PeerDirectory]:
     info = worker_pb2.WorkerInfo(worker_id="me", content_digest="ab", layout_digest="01")
     config = WorkerConfig(secret=SECRET, model="/")
-    directory = PeerDirectory(config, info, FakeConnectors())  # type: ignore[arg-type]
+    directory = PeerDirectory(config, info, FakeConnectors(), FakeChecks())  # type: ignore[arg-type]
     yield directory
     await directory.close()
 
@@ -87,3 +112,38 @@ async def test_pages_of_another_layout_are_refused_by_name(
     with pytest.raises(IncompatiblePeer) as refused:
         await peers.get(TICKET, endpoint)
     assert refused.value.field == "layout_digest"
+
+
+async def test_a_source_whose_bytes_were_wrong_is_left_for_a_while(
+    peers: PeerDirectory, endpoint: str
+) -> None:
+    peer = await peers.get(TICKET, endpoint)
+    for _ in range(STRIKES):
+        assert peer in peers.connected()
+        peers.judge(peer, Verdict.SOURCE)
+    assert peers.connected() == []
+    with pytest.raises(KvUnavailable, match="quarantine"):
+        await peers.get(TICKET, endpoint)
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict"),
+    [
+        (kv_pb2.ReportResponse(dropped=True, known=True), Verdict.SOURCE),
+        (kv_pb2.ReportResponse(known=True), Verdict.LINK),
+        (kv_pb2.ReportResponse(), Verdict.GONE),
+        (None, Verdict.SILENT),
+    ],
+)
+async def test_what_a_source_says_of_a_wrong_page(
+    peers: PeerDirectory,
+    endpoint: str,
+    source: Source,
+    answer: kv_pb2.ReportResponse | None,
+    verdict: Verdict,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("paceline.worker.peers.CALL_TIMEOUT_S", 0.3)
+    source.verdict = answer
+    peer = await peers.get(TICKET, endpoint)
+    assert await peer.report(kv_pb2.ReportRequest(page=3, generation=1)) is verdict

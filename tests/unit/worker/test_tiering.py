@@ -48,7 +48,7 @@ class Rank:
         if self.is_lost:
             raise Unavailable("the worker's engine has stopped")
         if isinstance(call, messages.Recheck):
-            return messages.Rechecked(True)
+            return messages.Rechecked(True, True)
         assert isinstance(call, messages.Pin)
         return messages.Pinned([self._run(run) for run in call.runs])
 

@@ -1,0 +1,180 @@
+"""What a link to a source has to show: a canary before the first pull, and how fast it is.
+
+Who fails the canary is kept apart for as long as its incarnation lives: its KV is not ours, though
+its digests say so. A slow link is used, and reported.
+"""
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import structlog
+
+from paceline.core.errors import IncompatiblePeer, PacelineError
+from paceline.engine.messages import CanaryCompared, CompareCanary, PoolReply
+from paceline.kv_transfer.base import MAX_PIECE_PAGES, Link, PageIds, Piece
+from paceline.kv_transfer.link_statistics import LinkStatistics
+from paceline.kv_transfer.pull import PinnedPages, pull_verified
+from paceline.v1 import kv_pb2
+from paceline.worker.quarantine import PeerKey
+from paceline.worker.rank_messages import CanaryPages
+
+Compare = Callable[[CompareCanary], Awaitable[PoolReply]]
+
+MAX_APART = 1024  # sources remembered
+CANARY_TIMEOUT_S = 3.0
+TEST_BYTES = 64 << 20  # of a self-test, at most
+TEST_S = 0.25
+TEST_PIECE_BYTES = 4 << 20
+TEST_TIMEOUT_S = 1.0  # of one read
+_NUM_SHORT_READS = 8
+
+_log = structlog.get_logger("paceline.worker")
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSpeed:
+    bytes_per_second: float  # of the fastest piece: others may have shared the link
+    seconds: float  # of the shortest read of a token
+
+
+class LinkChecks:
+    """Of one incarnation. `compare` asks its rank; `floor` is in bytes a second."""
+
+    def __init__(
+        self, canary: CanaryPages, page_bytes: int, compare: Compare, floor: float
+    ) -> None:
+        self._canary = canary
+        self._page_bytes = page_bytes
+        self._compare = compare
+        self._floor = floor
+        self._turn = asyncio.Lock()  # of the arrival pages
+        self._passed: dict[PeerKey, str] = {}  # by what
+        self._apart: dict[PeerKey, str] = {}  # and why
+        self.num_failed = 0
+
+    @property
+    def apart(self) -> Mapping[PeerKey, str]:
+        return self._apart
+
+    def refuse_apart(self, key: PeerKey) -> None:
+        """Raises IncompatiblePeer for a source whose canary has failed."""
+        if key in self._apart:
+            raise IncompatiblePeer(self._apart[key], field="canary")
+
+    async def admit(
+        self,
+        key: PeerKey,
+        description: kv_pb2.DescribeResponse,
+        link: Link,
+        figures: LinkStatistics,
+    ) -> None:
+        """The first pairing with a source: pulls its canary and compares it with ours.
+
+        Raises IncompatiblePeer if it is another, and what a pull raises.
+        """
+        if key in self._passed:
+            return
+        _forget_older(self._apart, key)
+        _forget_older(self._passed, key)
+        pages = self._pages(description)
+        async with self._turn:
+            await asyncio.to_thread(
+                pull_verified,
+                link,
+                pages,
+                figures,
+                deadline=time.monotonic() + CANARY_TIMEOUT_S,
+                cancelled=threading.Event(),
+                report=lambda page, generation: None,
+            )
+            compared = await self._compare(CompareCanary())
+        assert isinstance(compared, CanaryCompared)
+        if not compared.distance <= compared.tolerance:  # NaN is not
+            self._keep_apart(key, compared)
+        _remember(self._passed, key, link.transport)
+
+    def _pages(self, description: kv_pb2.DescribeResponse) -> PinnedPages:
+        offered, ours = description.canary, self._canary
+        sums = [list(page.checksums) for page in offered]
+        if [len(row) for row in sums] != [len(row) for row in ours.checksums]:
+            raise IncompatiblePeer(f"the source has a canary of {len(sums)} pages", field="canary")
+        return PinnedPages(
+            source_pages=np.array([page.page for page in offered], np.int64),
+            destination_pages=np.array(ours.arrivals, np.int64),
+            generations=np.zeros(len(offered), np.uint64),
+            checksums=np.array(sums, np.uint64),
+        )
+
+    def _keep_apart(self, key: PeerKey, compared: CanaryCompared) -> None:
+        shown = "NaN" if math.isnan(compared.distance) else f"{compared.distance:.3g}"
+        reason = f"canary: its KV differs from ours by {shown}, more than {compared.tolerance:g}"
+        _remember(self._apart, key, reason)
+        self.num_failed += 1
+        _log.error("a source is kept apart", source=key[0], incarnation=key[1], reason=reason)
+        raise IncompatiblePeer(reason, field="canary")
+
+    async def self_test(
+        self, source: str, description: kv_pb2.DescribeResponse, link: Link
+    ) -> LinkSpeed | None:
+        """How fast the link is; None if it broke meanwhile. A slow one is told of in the log."""
+        pages = np.array([page.page for page in description.canary], np.int64)
+        try:
+            speed = await asyncio.to_thread(self._measure, link, pages)
+        except PacelineError:
+            return None
+        if self.is_slow(speed):
+            found = {
+                "mb_per_s": _megabytes(speed.bytes_per_second),
+                "floor": _megabytes(self._floor),
+            }
+            _log.warning("a link is slow", source=source, transport=link.transport, **found)
+        return speed
+
+    def is_slow(self, speed: LinkSpeed) -> bool:
+        return speed.bytes_per_second < self._floor
+
+    def slowness(self, speed: LinkSpeed) -> str:
+        """Why a link is reported; empty if it is as fast as it should be."""
+        if not self.is_slow(speed):
+            return ""
+        return f"{_megabytes(speed.bytes_per_second)} MB/s, below {_megabytes(self._floor)}"
+
+    def _measure(self, link: Link, source_pages: PageIds) -> LinkSpeed:
+        to = self._canary.scratch
+        short = Piece(source_pages[:1], np.array([to]), num_tokens=1)
+        shortest = min(_seconds(link, short) for _ in range(_NUM_SHORT_READS))
+        num_pages = min(max(1, TEST_PIECE_BYTES // self._page_bytes), MAX_PIECE_PAGES)
+        piece = Piece(np.resize(source_pages, num_pages), np.full(num_pages, to))
+        num_bytes = num_pages * self._page_bytes
+        best, left, ends = math.inf, TEST_BYTES, time.monotonic() + TEST_S
+        while left >= num_bytes and (math.isinf(best) or time.monotonic() < ends):
+            best = min(best, _seconds(link, piece))
+            left -= num_bytes
+        return LinkSpeed(num_bytes / max(best, 1e-9), shortest)
+
+
+def _forget_older(known: dict[PeerKey, str], key: PeerKey) -> None:
+    """Other incarnations of the same worker."""
+    for older in [k for k in known if k[0] == key[0]]:
+        del known[older]
+
+
+def _seconds(link: Link, piece: Piece) -> float:
+    started = time.monotonic()
+    link.read(piece, TEST_TIMEOUT_S)
+    return time.monotonic() - started
+
+
+def _megabytes(num_bytes: float) -> str:
+    return f"{num_bytes / 1e6:.3g}"
+
+
+def _remember(known: dict[PeerKey, str], key: PeerKey, value: str) -> None:
+    if len(known) >= MAX_APART:
+        del known[next(iter(known))]
+    known[key] = value
