@@ -6,7 +6,7 @@ A page holds PAGE_TOKENS tokens of all layers of its group in one contiguous run
         └─ run = one (layer, plane): heads × cell_bytes ─┘
 
 A cell is the contiguous range of one (layer, plane, head): token-major, so the first t tokens of
-a cell are its first t / PAGE_TOKENS bytes. Checksums are one 64-bit sum per (page, head).
+a cell are its first t / page_tokens bytes. Checksums are one 64-bit sum per (page, head).
 
 Layers that see equally far are cut into groups of one size, so that all pages are alike and one
 pool serves all groups:
@@ -40,6 +40,7 @@ class PageGroup:
     dtype: str = "float32"  # one of ELEMENT_BYTES
     num_planes: int = 2  # K and V
     window: int = 0  # the last tokens that a token sees, itself included; 0: all
+    page_tokens: int = PAGE_TOKENS  # whole hash blocks; engines of ours make pages of one
 
     def __post_init__(self) -> None:
         if self.head_dim * self.element_bytes % WORD_BYTES:
@@ -52,7 +53,7 @@ class PageGroup:
 
     @property
     def cell_bytes(self) -> int:
-        return PAGE_TOKENS * self.head_dim * self.element_bytes
+        return self.page_tokens * self.head_dim * self.element_bytes
 
     @property
     def num_runs(self) -> int:
@@ -66,7 +67,7 @@ class PageGroup:
     @property
     def shape(self) -> tuple[int, int, int, int, int]:
         """(layers, planes, heads, tokens, dim) of one page."""
-        return (self.num_layers, self.num_planes, self.num_heads, PAGE_TOKENS, self.head_dim)
+        return (self.num_layers, self.num_planes, self.num_heads, self.page_tokens, self.head_dim)
 
     def tail_bytes(self, num_tokens: int) -> int:
         """Bytes at the start of each cell that hold its first `num_tokens` tokens."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.kv_layout import PAGE_TOKENS, PageGroup
+from paceline.core.kv_layout import PageGroup
 
 if TYPE_CHECKING:  # a process that only copies pages never loads torch
     import torch
@@ -48,8 +48,8 @@ def used_bytes(group: PageGroup, num_tokens: int | None) -> int:
     """Bytes of each cell that count: all, or those of the first `num_tokens` tokens."""
     if num_tokens is None:
         return group.cell_bytes
-    if not 1 <= num_tokens <= PAGE_TOKENS:
-        raise ValueError(f"num_tokens={num_tokens}: a page holds 1 to {PAGE_TOKENS}")
+    if not 1 <= num_tokens <= group.page_tokens:
+        raise ValueError(f"num_tokens={num_tokens}: a page holds 1 to {group.page_tokens}")
     return group.tail_bytes(num_tokens)
 
 
@@ -94,7 +94,7 @@ def sum_pages_torch(
 ) -> torch.Tensor:
     """Sums on the pool's own device: int64 [pages, heads], the bits of the unsigned sums.
 
-    `pool` is [pages, layers, planes, heads, PAGE_TOKENS, dim], `pages` int64 on the same device.
+    `pool` is [pages, layers, planes, heads, page_tokens, dim], `pages` int64 on the same device.
     `.cpu().numpy().view(np.uint64)` gives what the other paths return.
     """
     import torch

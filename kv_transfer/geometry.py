@@ -6,7 +6,6 @@ import msgspec
 import numpy as np
 
 from paceline.core.errors import IncompatiblePeer, KvUnavailable
-from paceline.core.kv_layout import PAGE_TOKENS
 from paceline.kv_transfer.base import PageIds, Pool
 
 T = TypeVar("T")
@@ -35,7 +34,7 @@ def geometry_of(pool: Pool) -> Geometry:
         num_heads=group.num_heads,
         head_dim=group.head_dim,
         dtype=group.dtype,
-        page_tokens=PAGE_TOKENS,
+        page_tokens=group.page_tokens,
     )
 
 

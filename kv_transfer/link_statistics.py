@@ -3,7 +3,7 @@
 import threading
 from dataclasses import dataclass
 
-from paceline.core.kv_layout import PAGE_TOKENS, PageGroup
+from paceline.core.kv_layout import PageGroup
 from paceline.kv_transfer.base import MAX_PIECE_PAGES, Piece
 
 PIECE_SECONDS = 0.020  # a cancel waits for one piece
@@ -41,8 +41,9 @@ class LinkStatistics:
         return num_pages * self._group.page_bytes / self._figures.bytes_per_second
 
     def add_piece(self, piece: Piece, seconds: float, num_mismatches: int) -> None:
-        num_tokens = PAGE_TOKENS if piece.num_tokens is None else piece.num_tokens
-        num_bytes = len(piece.source_pages) * self._group.page_bytes * num_tokens // PAGE_TOKENS
+        page_tokens = self._group.page_tokens
+        num_tokens = page_tokens if piece.num_tokens is None else piece.num_tokens
+        num_bytes = len(piece.source_pages) * self._group.page_bytes * num_tokens // page_tokens
         with self._lock:
             old = self._figures
             self._figures = LinkFigures(

@@ -15,7 +15,6 @@ import msgspec
 import numpy as np
 
 from paceline.core.errors import ConfigError, IncompatiblePeer, PeerGone
-from paceline.core.kv_layout import PAGE_TOKENS
 from paceline.kv_transfer import tcp_wire as wire
 from paceline.kv_transfer.base import MAX_PIECE_PAGES, LocalPool, PageIds, TransportSettings
 from paceline.kv_transfer.geometry import geometry_of
@@ -126,7 +125,7 @@ class TcpServer(ABC):
     def _next_pages(self, connection: wire.Stream) -> tuple[PageIds, int | None]:
         """Waits for a request that can be met; others are answered here."""
         while True:
-            pages, num_tokens = _receive_request(connection)
+            pages, num_tokens = _receive_request(connection, self._pool.group.page_tokens)
             outside = np.flatnonzero((pages < 0) | (pages >= self._pool.num_pages))
             if not len(outside):
                 return pages, num_tokens or None
@@ -134,7 +133,7 @@ class TcpServer(ABC):
             connection.sendall(wire.REPLY.pack(wire.NO_SUCH_PAGE, page))
 
 
-def _receive_request(connection: wire.Stream) -> tuple[PageIds, int]:
+def _receive_request(connection: wire.Stream, page_tokens: int) -> tuple[PageIds, int]:
     """Waits for the next request, for ever. Raises PeerGone for anything that is none."""
     wire.set_timeout(connection, socket.SO_RCVTIMEO, 0)
     head = connection.recv(wire.REQUEST.size)
@@ -145,7 +144,7 @@ def _receive_request(connection: wire.Stream) -> tuple[PageIds, int]:
         raise PeerGone("the reader left")
     head += wire.receive(connection, wire.REQUEST.size - len(head), deadline)
     magic, num_pages, num_tokens = wire.REQUEST.unpack(head)
-    bounded = 1 <= num_pages <= MAX_PIECE_PAGES and num_tokens <= PAGE_TOKENS
+    bounded = 1 <= num_pages <= MAX_PIECE_PAGES and num_tokens <= page_tokens
     if magic != wire.REQUEST_MAGIC or not bounded:
         raise PeerGone(f"a request for {num_pages} pages of {num_tokens} tokens is refused")
     return np.frombuffer(wire.receive(connection, 8 * num_pages, deadline), "<i8"), num_tokens
