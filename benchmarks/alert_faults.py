@@ -18,6 +18,7 @@ import psutil
 from benchmarks.deployment import mock_model
 from benchmarks.loadgen import Call, send
 from paceline.cli.cluster import Cluster, ClusterSpec
+from paceline.cli.roles import Settings
 
 KEY = "sk-benchmark"
 VOCAB_SIZE = 4096
@@ -91,7 +92,7 @@ def deployed(folder: Path) -> Iterator[Deployment]:
         "tiers": tiers,
         "transports": "tcp",
     }
-    settings = {
+    settings: dict[str, Settings] = {
         "router": {"split_min_tokens": 0, "worker_wait_s": 1, "queue_limit": FLOOD // 2},
         "gateway": {"api_keys": key_file},
         "prefill": worker,

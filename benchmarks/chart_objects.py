@@ -112,7 +112,7 @@ def problems(objects: Iterable[Object], versions: Iterable[str]) -> list[str]:
 
 def names_taken_twice(objects: Iterable[Object]) -> set[tuple[str, str]]:
     seen: set[tuple[str, str]] = set()
-    twice = set()
+    twice: set[tuple[str, str]] = set()
     for item in objects:
         name = item["kind"], item["metadata"]["name"]
         (twice if name in seen else seen).add(name)

@@ -38,6 +38,7 @@ SETTINGS = TransportSettings(incarnation="benchmark")
 NUM_SEQUENCES, CONTEXT = 64, 1024
 WARM_UP, PULLS = 100, 100  # the device's clocks take a while to rise
 STEPS, ROUNDS, LEAD_ROUNDS = 40, 6, 2  # of each kind, with pulls and without
+DRAWN_BYTES = 256 << 20  # at once
 SWITCH_INTERVAL_S = 0.0002  # as in a rank
 
 
@@ -56,8 +57,8 @@ def serve(channel: Connection, num_pages: int, device: str) -> None:
     """The source process: exports a pool of random bytes until the channel closes."""
     torch.cuda.set_device(device)
     pool = make_pool(num_pages, device)
-    for part in pool.memory.split(256 << 20):
-        part.random_(0, 256)
+    for start in range(0, len(pool.memory), DRAWN_BYTES):
+        pool.memory[start : start + DRAWN_BYTES].random_(0, 256)
     source = registry.make_source("cuda_ipc", pool, SETTINGS)
     source.start()
     every = torch.arange(num_pages, device=device)

@@ -13,6 +13,7 @@ from types import ModuleType
 import torch
 
 from benchmarks.common import Figures, Options, publish, show
+from benchmarks.device_time import device_seconds
 from paceline.core.kv_layout import PAGE_TOKENS, PageGroup
 
 LAYERS, HEADS, KV_HEADS, DIM, HIDDEN, INNER = 4, 32, 8, 128, 4096, 14336
@@ -31,21 +32,14 @@ def seconds(calls: list[Callable[[], object]], repeats: int = 7) -> float:
     with torch.cuda.graph(graph):
         for call in calls:
             call()
-    times = []
-    for _ in range(repeats + 1):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return statistics.median(times[1:]) / len(calls) / 1000
+    times = [device_seconds(graph.replay) for _ in range(repeats + 1)]
+    return statistics.median(times[1:]) / len(calls)
 
 
 def random_pool(num_pages: int) -> torch.Tensor:
     pool = torch.empty(num_pages, *GROUP.shape, dtype=torch.bfloat16, device="cuda")
-    for part in pool.split(4096):
-        part.normal_()
+    for start in range(0, num_pages, 4096):
+        pool[start : start + 4096].normal_()
     return pool
 
 

@@ -92,14 +92,13 @@ def measure_on(model: Path, load: Load) -> dict[str, float]:
     sent = calls(model, load)
     figures: dict[str, float] = {"failed": 0, "differing": 0, "longest_pause_s": 0.0}
     workers = {"num_threads": 1}
-    counts = {"prefill": 2, "decode": 2, "routers": 2}
-    with deployment(model, **counts, worker=workers) as cluster:
+    with deployment(model, prefill=2, decode=2, routers=2, worker=workers) as cluster:
         show(f"{load.num_streams} streams of {model.name}, undisturbed")
         undisturbed = asyncio.run(send_all(cluster.base_url, sent, len(sent)))
         figures["failed_undisturbed"] = sum(not answer.is_complete for answer in undisturbed)
         figures["undisturbed_pause_s"] = round(max(map(pause_s, undisturbed)), 3)
     for role, victim in VICTIMS.items():
-        with deployment(model, **counts, worker=workers) as cluster:
+        with deployment(model, prefill=2, decode=2, routers=2, worker=workers) as cluster:
             show(f"{load.num_streams} streams, kill -9 of {victim}")
             answers = asyncio.run(run_and_kill(cluster, sent, victim, load.kill_after_s))
         for answer in answers:

@@ -124,7 +124,7 @@ class Pod:
 
     def folder_of(self, volume: Object) -> Path:
         """What a volume is on this machine. Memory volumes are made where they are mounted."""
-        path = self.node.folder / self.name / "volumes" / volume["name"]
+        path: Path = self.node.folder / self.name / "volumes" / volume["name"]
         if "hostPath" in volume:
             return Path(volume["hostPath"]["path"])
         path.mkdir(parents=True, exist_ok=True)

@@ -136,7 +136,7 @@ class Traffic:
 
     async def during(self, work: asyncio.Task[None]) -> Count:
         """Sends until `work` is done, then waits for the answers."""
-        sent = []
+        sent: list[tuple[int, asyncio.Task[Answer]]] = []
         while not work.done() or len(sent) < NUM_PROMPTS:
             i = len(sent) % NUM_PROMPTS
             sent.append((i, asyncio.create_task(send(self._url, self._calls[i]))))

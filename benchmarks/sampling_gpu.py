@@ -7,11 +7,13 @@ events around a call, while launches are queued behind others so that the host d
 import statistics
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
 
 from benchmarks.common import Figures, Options, publish, seconds, show
+from benchmarks.device_time import device_seconds
 from paceline.engine.sampler import SampleBatch, sample
 from paceline.kernels import backend
 
@@ -40,14 +42,9 @@ def batch_of(temperature: float, top_k: int = 0, top_p: float = 1.0) -> SampleBa
 def device_ms(call: Callable[[], object]) -> float:
     times = []
     for _ in range(REPEATS + 3):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(BUSY_CYCLES)
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return statistics.median(times[3:])
+        torch.cuda._sleep(BUSY_CYCLES)  # type: ignore[no-untyped-call]
+        times.append(device_seconds(call))
+    return MS * statistics.median(times[3:])
 
 
 def measure(options: Options) -> Figures:
@@ -61,11 +58,10 @@ def measure(options: Options) -> Figures:
     figures = {}
     for name, batch in cases.items():
         show(name)
-        figures[f"{name}_ms"] = device_ms(lambda batch=batch: sample(logits, batch))
+        call = partial(sample, logits, batch)
+        figures[f"{name}_ms"] = device_ms(call)
         torch.cuda.synchronize()
-        figures[f"{name}_launch_ms"] = MS * statistics.median(
-            seconds(lambda batch=batch: sample(logits, batch)) for _ in range(5)
-        )
+        figures[f"{name}_launch_ms"] = MS * statistics.median(seconds(call) for _ in range(5))
     return figures
 
 

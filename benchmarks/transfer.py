@@ -126,11 +126,11 @@ def without_sums(name: str, case: Case) -> Iterator[None]:
             ctypes.memmove(bases[0] + page * size, bases[1] + source_page * size, size)
         return promised(pages)
 
-    patches = {
-        "shm": lambda: mock.patch.object(shm_reader, "copy_pages", only_copy),
-        "tcp": lambda: mock.patch.object(tcp_connection, "sum_pages", sum_nothing),
+    patches: dict[str, contextlib.AbstractContextManager[object]] = {
+        "shm": mock.patch.object(shm_reader, "copy_pages", only_copy),
+        "tcp": mock.patch.object(tcp_connection, "sum_pages", sum_nothing),
     }
-    with patches[name]():
+    with patches[name]:
         yield
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from paceline.core.kv_layout import PageGroup
 from paceline.kernels.pages import sum_pages
 from paceline.kv_transfer import registry
-from paceline.kv_transfer.base import CellSums, LocalPool, PageIds, TransportSettings
+from paceline.kv_transfer.base import CellSums, LocalPool, PageIds, Source, TransportSettings
 from paceline.kv_transfer.nixl_regions import Regions
 from paceline.kv_transfer.pool_memory import new_pool_file, size_pool_memory
 
@@ -58,7 +58,7 @@ def serve(channel: Connection, transports: Sequence[str]) -> None:
     memory = size_pool_memory(new_pool_file(), POOL_BYTES)
     words = np.frombuffer(memory.view, np.uint64)
     words[:] = np.random.default_rng(0).integers(1 << 63, size=len(words), dtype=np.uint64)
-    sources = []
+    sources: list[Source] = []
     addresses: dict[int, dict[str, bytes]] = {}
     sums = {}
     for page_bytes, group in GROUPS.items():

@@ -233,7 +233,7 @@ def measure_on(scale: Scale, client: ProcessPoolExecutor) -> dict[str, float]:
         mock = stack.enter_context(mock_model(scale.kill.vocab_size, **scale.mock))
         show("starting the deployments")
         running = stack.enter_context(deployments(llama, mock, scale))
-        figures = {}
+        figures: dict[str, float] = {}
         for prefix, cluster in (("", running.split), ("whole_", running.whole)):
             show(f"load on {prefix or 'split_'}workers")
             found = measure_load(client, cluster, scale.load)

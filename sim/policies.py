@@ -28,7 +28,8 @@ class Seen(NamedTuple):
 class Formula(Protocol):
     """Chooses one of the candidates, which are never none."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def choose(self, job: Job, them: list[Seen], rng: random.Random) -> Candidate: ...
 
