@@ -147,7 +147,7 @@ def look(url: str) -> Look:
 Column = tuple[str, Callable[[Process], str]]
 
 GATEWAY: tuple[Column, ...] = (
-    ("requests", lambda p: p.gauge(names.GATEWAY_RUNNING)),
+    ("running", lambda p: p.gauge(names.GATEWAY_RUNNING)),
     ("ended/s", lambda p: f"{p.rate(names.REQUEST_SUCCESS):.1f}"),
     ("errors/s", lambda p: f"{p.rate(names.GATEWAY_ERRORS):.1f}"),
     ("prompt tok/s", lambda p: f"{p.rate(names.PROMPT_TOKENS):.0f}"),
@@ -166,7 +166,7 @@ ROUTER: tuple[Column, ...] = (
 )
 WORKER: tuple[Column, ...] = (
     ("ready", lambda p: "yes" if p.now.total(names.WORKER_READY) else "no"),
-    ("running", lambda p: p.gauge(names.VLLM_RUNNING)),
+    ("in batch", lambda p: p.gauge(names.VLLM_RUNNING)),
     ("waiting", lambda p: p.gauge(names.VLLM_WAITING)),
     ("KV", lambda p: p.share(names.VLLM_KV_USAGE)),
     ("tok/s", lambda p: f"{p.rate(names.WORKER_GENERATED):.0f}"),
@@ -188,20 +188,27 @@ def picture(processes: list[Process]) -> Group:
 
 
 def table(title: str, columns: tuple[Column, ...], processes: list[Process]) -> Table:
-    made = Table(title=title, title_justify="left", box=None)
+    """Headings go down a line at spaces, so that 80 columns hold all; addresses give way first."""
+    made = empty_table(title)
     made.add_column(no_wrap=True)
-    made.add_column(no_wrap=True)
+    made.add_column(overflow="ellipsis")
     for name, _ in columns:
-        made.add_column(name, justify="right")
+        made.add_column(name.replace(" ", "\n"), justify="right", no_wrap=True)
     for process in processes:
         cells = [show(process) for _, show in columns]
         made.add_row(process.now.service, urlsplit(process.now.url).netloc, *cells)
     return made
 
 
+def empty_table(title: str) -> Table:
+    return Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
+
+
 def links(processes: list[Process]) -> Table:
     """Who reads from whom, as fast as the reader estimates."""
-    made = Table("from", "to", "over", title="links", title_justify="left", box=None)
+    made = empty_table("links")
+    for name in ("from", "to", "over"):
+        made.add_column(name)
     made.add_column("GB/s", justify="right")
     for link in speeds(processes):
         made.add_row(*link)

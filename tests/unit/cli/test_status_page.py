@@ -66,7 +66,7 @@ async def test_its_data_are_those_of_top_and_of_debug_requests(page: StatusPage)
     assert found["summary"].endswith("cached: 50% of 2 prompt tokens")
     gateways, silent = found["tables"]
     assert (gateways["title"], silent["title"]) == ("gateways", "no answer")
-    assert gateways["columns"][:3] == ["role", "address", "requests"]
+    assert gateways["columns"][:3] == ["role", "address", "running"]
     assert gateways["rows"][0][0] == "gateway"
     (ended,) = found["requests"]["ended"]
     assert ended["attempts"][0]["decode"] == "decode-0"

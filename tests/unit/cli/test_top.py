@@ -1,15 +1,17 @@
 """`paceline top` against processes that show real registries."""
 
 import asyncio
+import io
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 from prometheus_client import CollectorRegistry
+from rich.console import Console
 
 from paceline.cli import main as cli
-from paceline.cli.top import TopConfig, look
+from paceline.cli.top import GATEWAY, ROUTER, WORKER, Look, Process, TopConfig, look, picture
 from paceline.core import metrics as names
 from paceline.core.errors import ConfigError
 from paceline.core.probes import ProbeServer
@@ -59,6 +61,27 @@ async def test_it_shows_each_process_with_its_rates(
     assert re.search(r"router +127\S+ +17 ", text)
     assert re.search(r"prefill-7 +127\S+ +tcp +2\.50", text)
     assert text.rstrip().endswith("127.0.0.1:9")
+
+
+def test_eighty_columns_hold_every_heading_and_the_longest_address() -> None:
+    """Numbers are as wide as their headings at least."""
+    url = "http://255.255.255.255:65535"
+
+    def process(service: str) -> Process:
+        seen = Look(url, 1.0, {names.SERVICE_INFO: [({"service": service}, 1.0)]})
+        return Process(seen, seen)
+
+    processes = [process(service) for service in ("gateway", "router", "prefill", "decode")]
+    console = Console(width=80, file=io.StringIO())
+    console.print(picture(processes))
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text and text.count("255.255.255.255:65535") == 4
+    words = set(text.split())
+    for columns in (GATEWAY, ROUTER, WORKER):
+        for name, _ in columns:
+            assert words.issuperset(name.split()), name
 
 
 async def test_a_process_that_shows_no_metrics_is_no_answer() -> None:
