@@ -71,7 +71,7 @@ def problem_of(found: Object, version: str) -> str:
     """Why a Kubernetes of this version would refuse the object; empty: it would not."""
     kept = CUSTOM_SCHEMAS / f"{found['kind'].lower()}.json"
     if kept.exists():
-        validator = _custom_validator(kept)
+        validator = _custom_validator(kept, version)
     else:
         validator = _validator(version, found["kind"], found["apiVersion"])
     error = jsonschema.exceptions.best_match(validator.iter_errors(found))
@@ -80,8 +80,9 @@ def problem_of(found: Object, version: str) -> str:
 
 
 @functools.cache
-def _custom_validator(path: Path) -> Draft202012Validator:
-    return Draft202012Validator(json.loads(path.read_text()))
+def _custom_validator(path: Path, version: str) -> Draft202012Validator:
+    """Pod templates in custom objects are those of the version."""
+    return Draft202012Validator(json.loads(path.read_text()), registry=_definitions(version))
 
 
 @functools.cache
@@ -138,10 +139,15 @@ def _at(found: Any, path: tuple[str, ...]) -> Any:
 
 
 def pod_templates(objects: Iterable[Object]) -> Iterator[tuple[str, Object]]:
-    """Name of the owner and its pod template."""
+    """Name of the owner and its pod template, of which a group has two."""
     for item in objects:
+        name = item["metadata"]["name"]
         if item["kind"] in ("Deployment", "StatefulSet"):
-            yield item["metadata"]["name"], item["spec"]["template"]
+            yield name, item["spec"]["template"]
+        elif item["kind"] == "LeaderWorkerSet":
+            parts = item["spec"]["leaderWorkerTemplate"]
+            yield name, parts["leaderTemplate"]
+            yield name, parts["workerTemplate"]
 
 
 def golden(objects: Iterable[Object]) -> str:
@@ -161,9 +167,10 @@ def _is_of_files(item: Object) -> bool:
 
 
 def chart_of(commit: str, folder: Path) -> Path | None:
-    """The chart as it was in a commit, written into `folder`; None if it was not there."""
+    """The chart as it was in a commit, written into `folder` with the examples beside it; None if
+    it was not there."""
     path = CHART.relative_to(ROOT)
-    command = ["git", "archive", "--format=tar", commit, str(path)]
+    command = ["git", "archive", "--format=tar", commit, str(path.parent)]
     archive = subprocess.run(command, cwd=ROOT, capture_output=True)
     if archive.returncode:
         return None
@@ -186,7 +193,15 @@ def _git(*words: str) -> str:
 
 
 def upgrade_changes() -> list[str]:
-    """Immutable fields that an upgrade from the chart before, with defaults, would change."""
+    """Immutable fields that an upgrade from the chart before would change, with defaults or as in
+    an example of that time."""
     with tempfile.TemporaryDirectory() as folder:
         old = chart_of(commit_before(), Path(folder))
-        return changed_immutables(render(path=old), render()) if old else []
+        if old is None:
+            return []
+        changed = changed_immutables(render(path=old), render())
+        for path in sorted((old.parent / "examples").glob("*.yaml")):
+            values = example(path)
+            found = changed_immutables(render(values, old), render(values))
+            changed += [f"{path.stem}: {field}" for field in found]
+        return changed

@@ -18,7 +18,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -287,18 +287,18 @@ class Container:
             self.is_ready = False
 
     async def _probe_until(self, name: str, *, good: bool) -> None:
-        """Until it is good once, or (`good=False`) bad as often as its threshold says. Raises
+        """Until it is good, or (`good=False`) bad, in a row as often as its thresholds say. Raises
         PodFailed when a startup probe is bad too often."""
         probe = self.spec[name]
-        threshold = probe.get("failureThreshold", 3)
-        bad = 0
+        most_bad, least_good = probe.get("failureThreshold", 3), probe.get("successThreshold", 1)
+        num_bad = num_good = 0
         while True:
             is_good = await self._probe(probe)
-            bad = 0 if is_good else bad + 1
-            if is_good and good or bad == threshold and not good:
+            num_good, num_bad = (num_good + 1, 0) if is_good else (0, num_bad + 1)
+            if num_good == least_good if good else num_bad == most_bad:
                 return
-            if name == "startupProbe" and (bad == threshold or self._has_ended()):
-                raise PodFailed(f"{self.pod.name}: its startup probe failed {bad} times")
+            if name == "startupProbe" and (num_bad == most_bad or self._has_ended()):
+                raise PodFailed(f"{self.pod.name}: its startup probe failed {num_bad} times")
             await asyncio.sleep(probe.get("periodSeconds", 10))
 
     async def _probe(self, probe: Object) -> bool:
@@ -379,35 +379,51 @@ async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 class Deployment:
-    """The pods of a rendered Deployment, replaced as with maxSurge 1, maxUnavailable 0."""
+    """The pods of a rendered Deployment, or of a LeaderWorkerSet group by group, replaced as with
+    maxSurge 1, maxUnavailable 0."""
 
     def __init__(self, node: Node, rendered: Object) -> None:
         self.name: str = rendered["metadata"]["name"]
         self._node = node
         self._spec = rendered["spec"]
-        self.pods: list[Pod] = []
+        self._templates = list(_templates(rendered["spec"]))
+        self._replicas: list[list[Pod]] = []
         self.ended: list[Pod] = []
         self.exits: list[int] = []
 
+    @property
+    def pods(self) -> list[Pod]:
+        return [pod for replica in self._replicas for pod in replica]
+
     async def start(self) -> None:
-        self.pods = [self._make() for _ in range(self._spec["replicas"])]
+        self._replicas = [self._make() for _ in range(self._spec["replicas"])]
         await asyncio.gather(*(pod.start() for pod in self.pods))
 
     async def roll(self) -> None:
-        for old in list(self.pods):
+        for old in list(self._replicas):
             new = self._make()
-            self.pods.append(new)
-            await new.start()
+            self._replicas.append(new)
+            await asyncio.gather(*(pod.start() for pod in new))
             await asyncio.sleep(self._spec.get("minReadySeconds", 0))
             await self._end(old)
 
     async def stop(self) -> None:
-        await asyncio.gather(*(self._end(pod) for pod in list(self.pods)))
+        await asyncio.gather(*(self._end(replica) for replica in list(self._replicas)))
 
-    async def _end(self, pod: Pod) -> None:
-        self.exits += await pod.terminate()
-        self.pods.remove(pod)
-        self.ended.append(pod)
+    async def _end(self, replica: list[Pod]) -> None:
+        for exits in await asyncio.gather(*(pod.terminate() for pod in replica)):
+            self.exits += exits
+        self._replicas.remove(replica)
+        self.ended += replica
 
-    def _make(self) -> Pod:
-        return Pod(self._node, self.name, self._spec["template"])
+    def _make(self) -> list[Pod]:
+        return [Pod(self._node, self.name, template) for template in self._templates]
+
+
+def _templates(spec: Object) -> Iterator[Object]:
+    """Of the pods of one replica."""
+    if group := spec.get("leaderWorkerTemplate"):
+        yield group["leaderTemplate"]
+        yield from itertools.repeat(group["workerTemplate"], group["size"] - 1)
+    else:
+        yield spec["template"]

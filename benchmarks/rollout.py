@@ -22,7 +22,7 @@ from benchmarks.kubelet import Deployment, Node, Pod, ServiceProxy, in_own_netwo
 from benchmarks.loadgen import Call, send
 from paceline.cli.redis_server import binary
 
-ORDER = ("prefill", "decode", "gateway", "router")
+ORDER = ("prefill", "decode", "gateway", "router", "rack")
 STEP_S = 0.02
 PROMPT_TOKENS = 64  # enough to be split
 NUM_PROMPTS = 8
@@ -77,11 +77,12 @@ def values(model: Path) -> Values:
             "loadSeconds": int(READY_TIMEOUT_S),
             "drainSeconds": 60,
         },
+        "pools": {"rack": {"role": "group"}},  # a decode worker and a prefill worker, as one
     }
 
 
 class Cluster:
-    """The chart's Deployments and Services, running."""
+    """The chart's Deployments, LeaderWorkerSets and Services, running."""
 
     def __init__(self, objects: list[Object], folder: Path) -> None:
         services = [item for item in objects if item["kind"] == "Service"]
@@ -91,7 +92,7 @@ class Cluster:
         self.deployments = {
             item["metadata"]["name"].removeprefix(f"{RELEASE}-"): Deployment(self._node, item)
             for item in objects
-            if item["kind"] == "Deployment"
+            if item["kind"] in ("Deployment", "LeaderWorkerSet")
         }
         self._proxies = [
             ServiceProxy(service, addresses[service["metadata"]["name"]], self.pods)

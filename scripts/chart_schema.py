@@ -168,6 +168,7 @@ def worker() -> dict[str, Schema]:
         "tiers": reference("tiers"),
         "tierVolume": MAP | {"maxProperties": 1},
         "tierSecret": NAME,
+        "group": closed(prefill=COUNT | {"minimum": 1, "maximum": 63}, topology=TEXT),
         "stableNames": FLAG,
         "loadSeconds": SECONDS,
         "autoscaling": reference("workerAutoscaling"),
@@ -182,9 +183,10 @@ def transports() -> Schema:
 def pools() -> Schema:
     ours = worker()
     of_pods = {"replicas", "autoscaling", "strategy", "stableNames", "rdma", "drainSeconds"}
-    of_pods |= {"gpuClaimTemplate", "runtimeClassName", *placement()}
+    of_pods |= {"gpuClaimTemplate", "runtimeClassName", "group", *placement()}
     side = closed(**{name: kind for name, kind in ours.items() if name not in of_pods})
-    pool = closed(role=choice("prefill", "decode", "colocated"), prefill=side, decode=side, **ours)
+    roles = choice("prefill", "decode", "colocated", "group")
+    pool = closed(role=roles, prefill=side, decode=side, **ours)
     return named("^[a-z]([-a-z0-9]{0,18}[a-z0-9])?$", pool | {"required": ["role"]})
 
 

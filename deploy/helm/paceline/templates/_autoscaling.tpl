@@ -46,6 +46,9 @@
 {{- $name := printf "%s-%s" (include "paceline.name" .root) .component }}
 {{- $kind := ternary "StatefulSet" "Deployment" (eq (toString .values.stableNames) "true") }}
 {{- $target := dict "apiVersion" "apps/v1" "kind" $kind "name" $name }}
+{{- if eq .role "group" }}
+{{- $target = dict "apiVersion" "leaderworkerset.x-k8s.io/v1" "kind" "LeaderWorkerSet" "name" $name }}
+{{- end }}
 {{- $behavior := dict "scaleDown" (dict "stabilizationWindowSeconds" $scaling.downSeconds) }}
 {{- $signals := (include "paceline.signals" . | fromJson).signals }}
 {{- if eq $scaling.kind "hpa" }}

@@ -178,6 +178,9 @@ readinessProbe:
   periodSeconds: 2
   timeoutSeconds: 2
   failureThreshold: {{ .unready | default 2 }}
+  {{- with .settleSeconds }}
+  successThreshold: {{ div . 2 }} # who lets an old pod go for this one waits until routers have found it
+  {{- end }}
 {{- end }}
 
 {{/* Front doors serve once they listen; whether there is somebody to serve is for /readyz. Requests wait
@@ -217,12 +220,16 @@ lifecycle:
 terminationGracePeriodSeconds: {{ add 5 .drainSeconds 15 }}
 {{- end }}
 
-{{- define "paceline.strategy" -}}
+{{- define "paceline.checkStrategy" -}}
 {{- with .strategy }}
 {{- if and (eq (toString .maxSurge) "0") (eq (toString .maxUnavailable) "0") }}
 {{- fail "strategy: maxSurge and maxUnavailable are both 0: no pod could ever be replaced" }}
 {{- end }}
 {{- end }}
+{{- end }}
+
+{{- define "paceline.strategy" -}}
+{{- include "paceline.checkStrategy" . }}
 strategy:
   type: RollingUpdate
   rollingUpdate: {maxSurge: {{ .strategy.maxSurge }}, maxUnavailable: {{ .strategy.maxUnavailable }}}

@@ -1,18 +1,21 @@
-{{/* A pool of workers: a pod holds one, or with the role `colocated` one of each role. */}}
+{{/* A pool of workers: a pod holds one, or with the role `colocated` one of each role. A pool with the
+     role `group` has two kinds of pods, see pools.yaml. */}}
 
 {{/* Settings of a pool or of one side of it: `workers`, the pool, the side; as JSON. */}}
 {{- define "paceline.poolValues" -}}
 {{- include "paceline.overlay" (list .root.Values.workers (omit .pool "role" "prefill" "decode")) }}
 {{- end }}
 
-{{/* The workers of a pod as a JSON list under `workers`: role, values, suffix of names, ports. */}}
+{{/* The workers of a pod, or of a group the one of each kind, prefill first, as a JSON list under
+     `workers`: role, values, suffix of names, port. */}}
 {{- define "paceline.poolWorkers" -}}
 {{- $values := include "paceline.poolValues" . | fromJson }}
-{{- if eq .pool.role "colocated" }}
+{{- if has .pool.role (list "colocated" "group") }}
 {{- $prefill := include "paceline.overlay" (list $values (.pool.prefill | default dict)) | fromJson }}
 {{- $decode := include "paceline.overlay" (list $values (.pool.decode | default dict)) | fromJson }}
-{{- $first := dict "role" "prefill" "values" $prefill "suffix" "-prefill" "port" 9200 }}
-{{- $second := dict "role" "decode" "values" $decode "suffix" "-decode" "port" 9210 }}
+{{- $isOnePod := eq .pool.role "colocated" }}
+{{- $first := dict "role" "prefill" "values" $prefill "suffix" (ternary "-prefill" "" $isOnePod) "port" 9200 }}
+{{- $second := dict "role" "decode" "values" $decode "suffix" (ternary "-decode" "" $isOnePod) "port" (ternary 9210 9200 $isOnePod) }}
 {{- toJson (dict "workers" (list $first $second)) }}
 {{- else }}
 {{- $only := dict "role" .pool.role "values" $values "suffix" "" "port" 9200 }}
@@ -104,7 +107,7 @@
     - {name: grpc{{ $worker.suffix }}, containerPort: {{ $worker.port }}}
     - {name: probes{{ $worker.suffix }}, containerPort: {{ add1 $worker.port }}}
   {{- $port := printf "probes%s" $worker.suffix }}
-  {{- $probes := dict "port" $port "startup" "/readyz" "startSeconds" $values.loadSeconds }}
+  {{- $probes := dict "port" $port "startup" "/readyz" "startSeconds" $values.loadSeconds "settleSeconds" .settleSeconds }}
   {{- include "paceline.probes" $probes | nindent 2 }}
   {{- include "paceline.containerSecurity" . | nindent 2 }}
   resources:
@@ -151,18 +154,65 @@
 {{- end }}
 {{- end }}
 
+{{/* The template of a pod that holds `workers`: values, labels and tiers are those of the pool. */}}
+{{- define "paceline.workerPod" -}}
+{{- $values := .values }}
+metadata:
+  labels: {{- include "paceline.podLabels" . | nindent 4 }}
+  {{- include "paceline.annotations" . | nindent 2 }}
+spec:
+  {{- include "paceline.podSecurity" .root | nindent 2 }}
+  {{- include "paceline.grace" $values | nindent 2 }}
+  {{- include "paceline.placement" (dict "root" .root "values" $values "spread" .labels) | nindent 2 }}
+  {{- with $values.runtimeClassName }}
+  runtimeClassName: {{ . }}
+  {{- end }}
+  {{- if eq .role "colocated" }}
+  shareProcessNamespace: true # a reader sees the source's processes; both are in one network namespace
+  {{- end }}
+  {{- with $values.gpuClaimTemplate }}
+  resourceClaims: [{name: gpu, resourceClaimTemplateName: {{ . }}}]
+  {{- end }}
+  {{- if include "paceline.isFetched" .root }}
+  initContainers: {{- include "paceline.modelFetch" (dict "root" .root "textOnly" false) | nindent 4 }}
+  {{- end }}
+  containers:
+    {{- range .workers }}
+    {{- include "paceline.workerContainer" (dict "root" $.root "worker" . "settleSeconds" $.settleSeconds) | nindent 4 }}
+    {{- end }}
+  volumes:
+    {{- include "paceline.modelVolume" .root | nindent 4 }}
+    {{- range .workers }}
+    {{- include "paceline.workerVolumes" (dict "worker" . "isClaimed" $.isClaimed) | nindent 4 }}
+    {{- end }}
+    {{- if and (include "paceline.isFetched" .root) (eq .role "colocated") }}
+    - name: tmp
+      emptyDir: {sizeLimit: 256Mi}
+    {{- end }}
+    {{- if .tiers }}
+    - name: tiers
+      configMap: {name: {{ include "paceline.name" .root }}-{{ .component }}-tiers}
+    {{- end }}
+    {{- include "paceline.tlsVolume" .root | nindent 4 }}
+    {{- include "paceline.redisVolume" .root | nindent 4 }}
+{{- end }}
+
 {{- define "paceline.checkPool" -}}
 {{- if or (has .name (list "gateway" "redis" "router")) (hasPrefix "router-" .name) }}
 {{- fail (printf "pools.%s: a service has this name" .name) }}
 {{- end }}
-{{- if and (ne .pool.role "colocated") (or .pool.prefill .pool.decode) }}
-{{- fail (printf "pools.%s: prefill and decode are sides of a pool with the role colocated" .name) }}
+{{- if and (not (has .pool.role (list "colocated" "group"))) (or .pool.prefill .pool.decode) }}
+{{- fail (printf "pools.%s: prefill and decode are sides of a pool with the role colocated or group" .name) }}
 {{- end }}
 {{- end }}
 
 {{- define "paceline.checkWorker" -}}
 {{- $where := printf "pools.%s" .name }}
+{{- $role := .role }}
 {{- $values := .worker.values }}
+{{- if and $values.stableNames (eq $role "group") }}
+{{- fail (printf "%s.stableNames: workers of a group keep their names anyway" $where) }}
+{{- end }}
 {{- $device := include "paceline.workerDevice" $values }}
 {{- if and $values.tiers (ne $device "cpu") }}
 {{- fail (printf "%s.tiers: a pool on a device has no tiers yet" $where) }}
@@ -171,7 +221,7 @@
 {{- fail (printf "%s: gpus and gpuClaimTemplate exclude each other" $where) }}
 {{- end }}
 {{- range $values.tiers }}
-{{- if and (eq .kind "object") (not $values.stableNames) }}
+{{- if and (eq .kind "object") (not $values.stableNames) (ne $role "group") }}
 {{- fail (printf "%s.tiers: kind object finds its pages by the worker's name, so it needs stableNames: true" $where) }}
 {{- end }}
 {{- if and (eq .kind "file") (not (hasPrefix "/var/cache/paceline" .path)) }}
