@@ -25,6 +25,7 @@ VOCAB_SIZE = 4096
 POOL_NAME = "memfd:paceline-kv"
 STEADY, FLOOD = 3, 64  # clients
 PAUSE_S = 0.2  # of each, between two requests
+NO_COLLECTOR = "http://127.0.0.1:9"  # costs spans, which are counted
 
 
 @dataclass(slots=True)
@@ -80,7 +81,7 @@ class Deployment:
 
 
 @contextmanager
-def deployed(folder: Path) -> Iterator[Deployment]:
+def deployed(folder: Path, routers: int = 1) -> Iterator[Deployment]:
     """One prefill and one decode worker with little memory, which are restarted when they die."""
     key_file = folder / "keys.toml"
     key_file.write_text(keys())
@@ -94,13 +95,13 @@ def deployed(folder: Path) -> Iterator[Deployment]:
     }
     settings: dict[str, Settings] = {
         "router": {"split_min_tokens": 0, "worker_wait_s": 1, "queue_limit": FLOOD // 2},
-        "gateway": {"api_keys": key_file},
+        "gateway": {"api_keys": key_file, "otlp_endpoint": NO_COLLECTOR},
         "prefill": worker,
         "decode": worker,
     }
     with (
         mock_model(vocab_size=VOCAB_SIZE, step_s=0.02) as model,
-        Cluster(ClusterSpec(model, settings=settings)) as cluster,
+        Cluster(ClusterSpec(model, routers=routers, settings=settings)) as cluster,
     ):
         deployment = Deployment(cluster, model, key_file)
         loader = threading.Thread(target=asyncio.run, args=(deployment.load(),))

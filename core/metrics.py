@@ -59,7 +59,8 @@ LABELS = {
     "engine": "`0`: a worker is one engine, and so is a deployment seen at its gateway",
     "service": "`gateway`, `router`, `prefill`, `decode`",
     "version": "of Paceline, one a process",
-    "stage": "`prepare`, `queue`, `prefill`, `pull`, `second_token`, `decode`",
+    "stage": "of requests `prepare`, `queue`, `prefill`, `pull`, `second_token`, `decode`;"
+    " of hand-offs `first_byte`, `last_byte`, `pull_wait`",
     "code": "error codes of core/errors.py",
     "outcome": "`completed`, `deadline`, `cancelled`, `bug`, and error codes",
     "kind": "`whole`, `split`",
@@ -67,9 +68,11 @@ LABELS = {
     "finished_reason": "`stop`, `length`, `cancelled`",
     "role": "`prefill`, `decode`",
     "worker": "connected workers",
+    "revision": "first 12 digits of the content digests of connected workers",
     "state": "`free`, `mapped`, `cached`, `pinned`, `quarantined`",
     "transport": "registered transports",
-    "source": "workers that are read from, 256 at most",
+    "source": "of links, workers that are read from, 256 at most; of prompt tokens"
+    " `local_compute`, `local_cache_hit`, `external_kv_transfer`",
     "tier": "configured tiers",
     "cause": "of tiers `mismatch`, `store`; of mismatches `source`, `link`, `gone`, `silent`",
     "block_size": "one a process",
@@ -88,6 +91,8 @@ _E2E_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _STAGE_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 120, 600)
 _TOKENS_BUCKETS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144)
 _COUNT_BUCKETS = (1, 2, 4, 8, 16)
+_HANDOFF_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+_ERROR_BUCKETS = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 
 # all services
 SERVICE_INFO = Metric("gauge", "paceline_service_info", "1.", ("service", "version"))
@@ -164,6 +169,20 @@ REQUEST_PROMPT_TOKENS = Metric(
 REQUEST_GENERATION_TOKENS = Metric(
     "histogram", "vllm:request_generation_tokens", "Of a request.", _MODEL, _TOKENS_BUCKETS
 )
+REQUEST_COMPUTED_TOKENS = Metric(
+    "histogram",
+    "vllm:request_prefill_kv_computed_tokens",
+    "Prompt tokens of a request that were computed.",
+    _MODEL,
+    _TOKENS_BUCKETS,
+)
+REQUEST_MAX_GENERATION_TOKENS = Metric(
+    "histogram",
+    "vllm:request_max_num_generation_tokens",
+    "Of the longest choice of a request.",
+    _MODEL,
+    _TOKENS_BUCKETS,
+)
 REQUEST_PARAMS_N = Metric(
     "histogram", "vllm:request_params_n", "Choices asked for.", _MODEL, _COUNT_BUCKETS
 )
@@ -235,6 +254,24 @@ ROUTER_REPLANS = Metric(
 ROUTER_BUSY = Metric(
     "counter", "paceline_router_busy_answers_total", "Reservations that were refused for now."
 )
+ROUTER_MIGRATIONS = Metric(
+    "counter",
+    "paceline_router_requests_migrated_total",
+    "Requests that went on on another worker after they had output, by why.",
+    ("reason",),
+)
+ROUTER_ADMISSION_SECONDS = Metric(
+    "histogram",
+    "paceline_router_admission_seconds",
+    "Until a decode worker has reserved pages for a split request.",
+    buckets=_HANDOFF_BUCKETS,
+)
+ROUTER_PLANNER_ERROR = Metric(
+    "histogram",
+    "paceline_router_planner_error_ratio",
+    "How far a prompt's time to first token was from the one that its plan's cost predicts.",
+    buckets=_ERROR_BUCKETS,
+)
 ROUTER_CACHED_TOKENS_PREDICTED = Metric(
     "counter",
     "paceline_router_cached_tokens_predicted_total",
@@ -267,6 +304,12 @@ ROUTER_LATE_FRAMES = Metric(
 )
 ROUTER_WORKER_UP = Metric(
     "gauge", "paceline_router_worker_up", "1 while connected.", ("worker", "role")
+)
+ROUTER_REVISION_WORKERS = Metric(
+    "gauge",
+    "paceline_router_revision_workers",
+    "Connected workers by content digest: KV moves among those of one.",
+    ("model_name", "revision", "role"),
 )
 ROUTER_WORKER_IN_FLIGHT = Metric(
     "gauge", "paceline_router_worker_in_flight", "Slots in use.", ("worker",)
@@ -313,6 +356,24 @@ VLLM_PREFIX_QUERIES = Metric(
 )
 VLLM_PREFIX_HITS = Metric(
     "counter", "vllm:prefix_cache_hits_total", "Tokens found in the local cache.", _MODEL
+)
+VLLM_PROMPT_TOKENS_BY_SOURCE = Metric(
+    "counter",
+    "vllm:prompt_tokens_by_source_total",
+    "Prompt tokens of a worker's requests, by where their KV came from.",
+    (*_MODEL, "source"),
+)
+VLLM_EXTERNAL_QUERIES = Metric(
+    "counter",
+    "vllm:external_prefix_cache_queries_total",
+    "Prompt tokens asked of another worker.",
+    _MODEL,
+)
+VLLM_EXTERNAL_HITS = Metric(
+    "counter",
+    "vllm:external_prefix_cache_hits_total",
+    "Prompt tokens that came from another worker.",
+    _MODEL,
 )
 VLLM_PREEMPTIONS = Metric("counter", "vllm:num_preemptions_total", "Preemptions.", _MODEL)
 WORKER_READY = Metric("gauge", "paceline_worker_ready", "1 when the worker takes requests.")
@@ -385,6 +446,20 @@ MISMATCH_CAUSES = Metric(
 )
 PINS_REFUSED = Metric(
     "counter", "paceline_pins_refused_total", "Pins without a valid ticket, answered like a miss."
+)
+TRANSFER_LINK_BYTES = Metric(
+    "counter",
+    "paceline_transfer_link_bytes_total",
+    "Bytes of KV read from a source.",
+    ("source", "transport"),
+)
+HANDOFF_SECONDS = Metric(
+    "histogram",
+    "paceline_handoff_seconds",
+    "At the reader: its command to first and last verified pages; pull_wait: the prompt is computed"
+    " to the last page, what of the pull is not hidden.",
+    ("stage",),
+    _HANDOFF_BUCKETS,
 )
 TRANSFER_FAILURES = Metric("counter", "paceline_transfer_failures_total", "Hand-offs not adopted.")
 MISMATCHES_REPORTED = Metric(

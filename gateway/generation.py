@@ -227,8 +227,9 @@ class Generation:
         self._metrics.e2e.observe(now_s() - self._deadline.started_s)
         if self._times.has_token:
             self._note_last()
-            num_choices = sum(len(running.choices) for running in self._all)
-            self._metrics.request_ended(self._times, self.num_output_tokens, num_choices)
+            lengths = [choice.num_tokens for running in self._all for choice in running.choices]
+            num_computed = max(0, self.num_prompt_tokens - self.num_cached_tokens)
+            self._metrics.request_ended(self._times, lengths, num_computed)
 
     def _note_last(self) -> None:
         for running in self._all:

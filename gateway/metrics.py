@@ -1,6 +1,7 @@
 """What a gateway counts. Names that dashboards already read are vLLM's."""
 
 import time
+from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry
 
@@ -32,6 +33,8 @@ class GatewayMetrics:
         self._stages = names.STAGE_SECONDS.histogram(registry)
         self._request_prompt = names.REQUEST_PROMPT_TOKENS.histogram(registry)
         self._request_generation = names.REQUEST_GENERATION_TOKENS.histogram(registry)
+        self._request_computed = names.REQUEST_COMPUTED_TOKENS.histogram(registry)
+        self._request_longest = names.REQUEST_MAX_GENERATION_TOKENS.histogram(registry)
         self._n = names.REQUEST_PARAMS_N.histogram(registry)
         self._max_tokens = names.REQUEST_PARAMS_MAX_TOKENS.histogram(registry)
         self._prompt_tokens = names.PROMPT_TOKENS.counter(registry)
@@ -79,6 +82,8 @@ class ModelMetrics:
         self._inference = metrics._inference.labels(*labels)
         self._request_prompt = metrics._request_prompt.labels(*labels)
         self._request_generation = metrics._request_generation.labels(*labels)
+        self._request_computed = metrics._request_computed.labels(*labels)
+        self._request_longest = metrics._request_longest.labels(*labels)
         self._n = metrics._n.labels(*labels)
         self._max_tokens = metrics._max_tokens.labels(*labels)
         stages = ("prepare", "queue", "prefill", "pull", "second_token", "decode")
@@ -102,8 +107,13 @@ class ModelMetrics:
     def choice_ended(self, reason: FinishReason) -> None:
         self._success[reason].inc()
 
-    def request_ended(self, times: RequestTimes, num_tokens: int, num_choices: int) -> None:
-        """Of one that had a token, `num_tokens` in `num_choices` choices."""
+    def request_ended(
+        self, times: RequestTimes, lengths: Sequence[int], num_computed_tokens: int
+    ) -> None:
+        """Of one that had a token: tokens of its choices, and those of prompts not cached."""
+        num_tokens, num_choices = sum(lengths), len(lengths)
+        self._request_longest.observe(max(lengths))
+        self._request_computed.observe(num_computed_tokens)
         for stage, seconds in times.stages().items():
             self._stages[stage].observe(seconds)
         self._queue.observe(times.queue_s)

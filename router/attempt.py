@@ -43,6 +43,9 @@ class Attempt:
         self.reserved: asyncio.Future[int] = loop.create_future()
         self.done: asyncio.Future[None] = loop.create_future()
         self.num_cached_tokens: int | None = None  # as the worker reports
+        self.opened_at = loop.time()
+        self.reserved_s: float | None = None  # that decode took to reserve
+        self.prompt_s: float | None = None  # until the first token of the prompt
         self.on_first_tokens: Callable[[], None] = _nothing
         self.failed_at: Flight | None = None
         self._remaining = set(choices)
@@ -81,6 +84,15 @@ class Attempt:
     @property
     def flights(self) -> list[Flight]:
         return [self.compute] if self.decode is None else [self.compute, self.decode]
+
+    def _elapsed_s(self) -> float:
+        return asyncio.get_running_loop().time() - self.opened_at
+
+    @property
+    def cost(self) -> float | None:
+        """Of the worker that computes the prompt, as it was planned."""
+        considered = self.plan.considered  # who was taken comes first
+        return considered[0][1].total if considered else None
 
     @property
     def num_predicted_tokens(self) -> int:
@@ -136,6 +148,7 @@ class Attempt:
             flight.prompt_done()
             if self.num_cached_tokens is None:
                 self.num_cached_tokens = emission.num_cached_tokens
+                self.prompt_s = self._elapsed_s()
             self._take(flight, emission)
             if self._held:
                 self._release_held()
@@ -157,6 +170,7 @@ class Attempt:
 
     def on_reserved(self, flight: Flight, num_cached_tokens: int) -> None:
         if flight is self.decode and not self.reserved.done():
+            self.reserved_s = self._elapsed_s()
             self.reserved.set_result(num_cached_tokens)
 
     def on_busy(self, flight: Flight) -> None:

@@ -31,6 +31,7 @@ from paceline.router.config import RouterConfig
 from paceline.router.decision_log import DecisionLog
 from paceline.router.dispatch import Dispatcher
 from paceline.router.fleet import Fleet
+from paceline.router.forecast import Forecast
 from paceline.router.metrics import RouterMetrics
 from paceline.router.placement import Line, Placer, PrefixLookup
 from paceline.router.request import GivenBack, Request
@@ -67,6 +68,7 @@ class Coordinator:
         self._spans = spans
         self._placer = Placer(config, fleet, lookup, random.Random())
         self._dispatcher = Dispatcher(config)
+        self._forecast = Forecast()
         self._tasks: dict[tuple[str, int], asyncio.Task[None]] = {}  # by request id and epoch
         self._attempts: dict[tuple[str, int], set[Attempt]] = {}
         fleet.on_change = self.queue.wake
@@ -207,6 +209,8 @@ class Coordinator:
         if failure.code in FINAL:
             raise failure
         self._metrics.replans.labels(failure.code).inc()
+        if line.request.has_output:
+            self._metrics.migrations.labels(failure.code).inc()
         line.note_failure(attempt, failure)
         if line.num_failures >= self._config.max_attempts:
             raise _final(failure)
@@ -217,6 +221,13 @@ class Coordinator:
         if attempt.num_cached_tokens is not None:
             self._metrics.cached_predicted.inc(attempt.num_predicted_tokens)
             self._metrics.cached_real.inc(attempt.num_cached_tokens)
+        if attempt.reserved_s is not None:
+            self._metrics.admission.observe(attempt.reserved_s)
+        if attempt.prompt_s is not None and attempt.cost is not None:
+            worker_id = attempt.compute.session.worker_id
+            error = self._forecast.error(worker_id, attempt.cost, attempt.prompt_s)
+            if error is not None:
+                self._metrics.planner_error.observe(error)
 
     def _observe(self, request: Request) -> None:
         first, second = request.first_token_at, request.second_token_at

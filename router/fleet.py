@@ -15,6 +15,7 @@ from paceline.v1 import common_pb2, control_pb2, worker_pb2
 RECENT_HALF_LIFE_S = 60.0
 OTHERS_AVERAGE_S = 5.0  # over so long the share of other routers is smoothed
 MAX_OTHERS = 15.0  # what is more is taken for a fault of counting
+SHOWN_DIGITS = 12  # of a content digest
 MODEL_MEMORY_S = 60.0  # least time that a model without workers is unavailable, then unknown
 
 
@@ -149,6 +150,7 @@ class Fleet:
                 vote = info.SerializeToString()
                 tally.setdefault(info.name, Tally())[vote] += 1
                 room[vote] = max(room.get(vote, 0), session.info.context_length)
+        self._report_revisions()
         listed = {}
         for name, votes in tally.items():
             vote = votes.most_common(1)[0][0]
@@ -179,6 +181,11 @@ class Fleet:
             session.num_late = 0
             num_quarantined += now < session.quarantined_until
         self._metrics.quarantined.set(num_quarantined)
+
+    def _report_revisions(self) -> None:
+        self._metrics.revision_workers.clear()
+        for revision, num_workers in Tally(map(_revision, self.sessions())).items():
+            self._metrics.revision_workers.labels(*revision).set(num_workers)
 
     def session_up(self, session: WorkerSession) -> None:
         """Called by its link. It starts with the recent load of its peers: new is not idle."""
@@ -241,6 +248,12 @@ def _model_of(info: worker_pb2.WorkerInfo) -> control_pb2.ModelInfo:
         vocab_size=info.vocab_size,
         hidden_size=info.hidden_size,
     )
+
+
+def _revision(session: WorkerSession) -> tuple[str, str, str]:
+    """As metrics name it."""
+    info = session.info
+    return info.model, info.content_digest[:SHOWN_DIGITS], _role(session)
 
 
 def _role(session: WorkerSession) -> str:

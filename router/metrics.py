@@ -26,6 +26,9 @@ class RouterMetrics:
         self.requests = names.ROUTER_REQUESTS.counter(registry)
         self.plans = names.ROUTER_PLANS.counter(registry)
         self.replans = names.ROUTER_REPLANS.counter(registry)
+        self.migrations = names.ROUTER_MIGRATIONS.counter(registry)
+        self.admission = names.ROUTER_ADMISSION_SECONDS.histogram(registry)
+        self.planner_error = names.ROUTER_PLANNER_ERROR.histogram(registry)
         self.busy = names.ROUTER_BUSY.counter(registry)
         self.cached_predicted = names.ROUTER_CACHED_TOKENS_PREDICTED.counter(registry)
         self.cached_real = names.ROUTER_CACHED_TOKENS_REAL.counter(registry)
@@ -37,6 +40,7 @@ class RouterMetrics:
         self.refused = names.ROUTER_REFUSED_RECORDS.counter(registry)
         self.late = names.ROUTER_LATE_FRAMES.counter(registry)
         self.worker_up = names.ROUTER_WORKER_UP.gauge(registry)
+        self.revision_workers = names.ROUTER_REVISION_WORKERS.gauge(registry)
         self.worker_in_flight = names.ROUTER_WORKER_IN_FLIGHT.gauge(registry)
         self.worker_lost = names.ROUTER_WORKER_LOST.counter(registry)
         self.quarantined = names.ROUTER_WORKERS_QUARANTINED.gauge(registry)
@@ -46,6 +50,7 @@ class RouterMetrics:
             self.requests.labels(outcome)
         for code in codes:
             self.replans.labels(code)
+            self.migrations.labels(code)
         for kind in ("whole", "split"):
             self.plans.labels(kind)
         for reason in (*LOST_BY, *(status.name.lower() for status in StatusCode)):

@@ -67,6 +67,8 @@ class Adoption:
         self._abort = threading.Event()
         self._puller: RangePuller | None = None
         self._owes_close = False
+        self._began_s = time.monotonic()
+        self._first_s = self._last_s = 0.0  # when pages were verified; 0: none yet
         self._task = asyncio.create_task(self._run())
         session.adoptions.add(self)
         self._task.add_done_callback(lambda _: session.adoptions.discard(self))
@@ -120,6 +122,7 @@ class Adoption:
         hashing = asyncio.to_thread(chain_keys, request.root_key, request.token_ids)
         connecting = self._session.peers.get(self._ticket, self._endpoint)
         keys, peer = await asyncio.gather(hashing, connecting)
+        self._session.metrics.asked_of_others(self._num_wanted_tokens)
         num_tail_tokens = len(request.token_ids) % PAGE_TOKENS
         self._puller = RangePuller(
             self._session, peer, self._reserved, self._ticket, num_tail_tokens, self._abort
@@ -185,6 +188,8 @@ class Adoption:
     def _tell(self, pulled: list[PulledRun]) -> None:
         if self._abort.is_set():
             raise asyncio.CancelledError
+        self._last_s = time.monotonic()
+        self._first_s = self._first_s or self._last_s
         for run in pulled:
             parts = (run.group, run.first_block, run.checksums)
             self._session.send(messages.Pulled(self._slot.number, *parts))
@@ -192,13 +197,29 @@ class Adoption:
 
     async def _complete(self, peer: Peer, keys: list[BlockKey], last: kv_pb2.ProgressEvent) -> None:
         first_tokens = self._checked(last.record)
+        prompt_done_s = time.monotonic()
         if any(f.finish is None for f in first_tokens if f.choice in self._slot.wanted):
             await self._pull_rest(keys, last.rest)
+            self._count(prompt_done_s)
         self._session.send(messages.Adopt(self._slot.number, first_tokens))
         if self._puller is None or not self._puller.is_complete:
             lease_id = last.rest.lease_id
             complete = kv_pb2.UnpinRequest(ticket=self._ticket, lease_id=lease_id, complete=True)
             self._session.background(peer.unpin, complete)
+
+    def _count(self, prompt_done_s: float) -> None:
+        """Of a hand-off whose KV is all here."""
+        metrics = self._session.metrics
+        metrics.had_of_others(self._num_wanted_tokens)
+        if self._last_s:
+            metrics.first_byte.observe(self._first_s - self._began_s)
+            metrics.last_byte.observe(self._last_s - self._began_s)
+            metrics.pull_wait.observe(max(0.0, self._last_s - prompt_done_s))
+
+    @property
+    def _num_wanted_tokens(self) -> int:
+        num_cached = self._reserved.num_cached_blocks * PAGE_TOKENS
+        return max(0, len(self._slot.request.token_ids) - num_cached)
 
     def _checked(self, record: kv_pb2.HandoffRecord) -> list[messages.FirstToken]:
         """Raises KvUnavailable for a record that does not fit the request reserved here."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 PAGE_STATES = ("free", "mapped", "cached", "pinned", "quarantined")
 ENGINE = "0"  # a worker is one
+MAX_LINKS = 256
 
 
 class WorkerMetrics:
@@ -36,6 +37,12 @@ class WorkerMetrics:
         self._cache_config = names.VLLM_CACHE_CONFIG.gauge(registry)
         self._queries = names.VLLM_PREFIX_QUERIES.counter(registry).labels(*model)
         self._hits = names.VLLM_PREFIX_HITS.counter(registry).labels(*model)
+        by_source = names.VLLM_PROMPT_TOKENS_BY_SOURCE.counter(registry)
+        self._computed = by_source.labels(*model, "local_compute")
+        self._found = by_source.labels(*model, "local_cache_hit")
+        self._transferred = by_source.labels(*model, "external_kv_transfer")
+        self._asked_of_others = names.VLLM_EXTERNAL_QUERIES.counter(registry).labels(*model)
+        self._had_of_others = names.VLLM_EXTERNAL_HITS.counter(registry).labels(*model)
         self._preemptions = names.VLLM_PREEMPTIONS.counter(registry).labels(*model)
         self._generated = names.WORKER_GENERATED.counter(registry)
         self.ready = names.WORKER_READY.gauge(registry)
@@ -65,6 +72,12 @@ class WorkerMetrics:
         for verdict in Verdict:
             self._causes.labels(verdict)
         self.pins_refused = names.PINS_REFUSED.counter(registry)
+        self._link_bytes = names.TRANSFER_LINK_BYTES.counter(registry)
+        self._links: dict[tuple[str, str], None] = {}  # with bytes, the one used last at the end
+        handoffs = names.HANDOFF_SECONDS.histogram(registry)
+        self.first_byte = handoffs.labels("first_byte")
+        self.last_byte = handoffs.labels("last_byte")
+        self.pull_wait = handoffs.labels("pull_wait")
         self._num_preemptions = self._num_expired = 0
 
     def started(self, ready: "RankReady", transports: Iterable[str]) -> None:
@@ -84,17 +97,37 @@ class WorkerMetrics:
         self._generated.inc(len(event.token_ids))
         if slot.num_emitted == 0 and slot.reserved is None:
             self.looked_up(len(slot.request.token_ids), event.num_cached_tokens)
+            self._computed.inc(len(slot.request.token_ids) - event.num_cached_tokens)
+
+    def asked_of_others(self, num_tokens: int) -> None:
+        self._asked_of_others.inc(num_tokens)
+
+    def had_of_others(self, num_tokens: int) -> None:
+        self._had_of_others.inc(num_tokens)
+        self._transferred.inc(num_tokens)
 
     def looked_up(self, num_tokens: int, num_cached_tokens: int) -> None:
         self._queries.inc(num_tokens)
         self._hits.inc(num_cached_tokens)
+        self._found.inc(num_cached_tokens)
 
     def pulled(self, peer: "Peer") -> None:
         figures, transport = peer.take_figures(), peer.link.transport
         self._bytes.labels(transport).inc(figures.num_bytes)
+        self._count_link((peer.key[0], transport), figures.num_bytes)
         self._seconds.labels(transport).inc(figures.seconds)
         self._pieces.labels(transport).inc(figures.num_pieces)
         self._mismatches.labels(transport).inc(figures.num_mismatches)
+
+    def _count_link(self, link: tuple[str, str], num_bytes: int) -> None:
+        """Sources come and go: the series of the one that was read longest ago makes room."""
+        self._links.pop(link, None)
+        self._links[link] = None
+        if len(self._links) > MAX_LINKS:
+            oldest = next(iter(self._links))
+            del self._links[oldest]
+            self._link_bytes.remove(*oldest)
+        self._link_bytes.labels(*link).inc(num_bytes)
 
     def mismatch_reported(self) -> None:
         self._reported.inc()

@@ -105,6 +105,21 @@ OVERVIEW = Board(
             (Query("vllm:kv_cache_usage_perc", "{{instance}}"),),
             "Of the KV pool; cached pages that can be evicted do not count.",
         ),
+        Panel(
+            "Taken elsewhere",
+            "ops",
+            (
+                Query(rate("paceline_gateway_requests_moved_total", "reason"), "router {{reason}}"),
+                Query(rate("paceline_router_requests_migrated_total"), "to another worker"),
+            ),
+            "Requests that went on at another router, or with output on another worker.",
+        ),
+        Panel(
+            "API keys are as in their file",
+            "short",
+            (Query("paceline_gateway_key_file_valid", "{{instance}}"),),
+            "0: the file is wrong, and an earlier state of it counts.",
+        ),
     ),
 )
 
@@ -136,6 +151,13 @@ REQUESTS = Board(
             quantiles("paceline_router_token2_gap_seconds"),
             "Of all requests: what of a hand-off is not hidden shows here.",
         ),
+        Panel(
+            "Hand-off at the reader, p95",
+            "s",
+            (Query(quantile(0.95, "paceline_handoff_seconds", "stage"), "{{stage}}"),),
+            "From its command to first and last verified pages; pull_wait is what shows.",
+        ),
+        Panel("Admission at decode", "s", quantiles("paceline_router_admission_seconds")),
         Panel("Whole request", "s", quantiles("vllm:e2e_request_latency_seconds")),
         Panel(
             "Mean time of a token after the first",
@@ -149,6 +171,14 @@ REQUESTS = Board(
                 Query(quantile(q, f"vllm:request_{side}_tokens"), f"{side} p{round(100 * q)}")
                 for side in ("prompt", "generation")
                 for q in (0.5, 0.95)
+            ),
+        ),
+        Panel(
+            "Computed of a prompt, longest choice, p95",
+            "short",
+            (
+                Query(quantile(0.95, "vllm:request_prefill_kv_computed_tokens"), "computed"),
+                Query(quantile(0.95, "vllm:request_max_num_generation_tokens"), "longest choice"),
             ),
         ),
         Panel(
@@ -168,6 +198,20 @@ REQUESTS = Board(
             "Clients that left",
             "ops",
             (Query(rate("paceline_gateway_client_disconnects_total"), "left early"),),
+        ),
+        Panel(
+            "Embeddings",
+            "ops",
+            (Query(rate("paceline_embeddings_total", "model_name"), "{{model_name}}"),),
+        ),
+        Panel(
+            "Spans of traces",
+            "ops",
+            (
+                Query(rate("paceline_trace_spans_exported_total"), "taken by the collector"),
+                Query(rate("paceline_trace_spans_dropped_total"), "dropped"),
+            ),
+            "Where traces are on.",
         ),
     ),
 )
@@ -199,6 +243,35 @@ TRANSFER = Board(
             "Bps",
             (Query("paceline_transfer_link_bytes_per_second", "{{source}} → {{instance}}"),),
             "As each reader estimates its links now; pieces are cut by it.",
+        ),
+        Panel(
+            "KV pulled by link",
+            "Bps",
+            (
+                Query(
+                    rate("paceline_transfer_link_bytes_total", "source, instance, transport"),
+                    "{{source}} → {{instance}}, {{transport}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Where the KV of prompts came from",
+            "ops",
+            (Query(rate("vllm:prompt_tokens_by_source_total", "source"), "{{source}}"),),
+            "Tokens a second. What is transferred was computed or found by another worker.",
+        ),
+        Panel(
+            "Tokens that came of those asked of other workers",
+            "percentunit",
+            (
+                Query(
+                    share(
+                        "vllm:external_prefix_cache_hits_total",
+                        "vllm:external_prefix_cache_queries_total",
+                    ),
+                    "came",
+                ),
+            ),
         ),
         Panel(
             "Pieces",
@@ -266,6 +339,12 @@ TRANSFER = Board(
             (Query(rate("paceline_tier_read_bytes_total", "tier"), "{{tier}}"),),
         ),
         Panel(
+            "Time in tier reads",
+            "percentunit",
+            (Query(rate("paceline_tier_read_seconds_total", "tier"), "{{tier}}"),),
+            "Of all its threads together.",
+        ),
+        Panel(
             "Tier errors",
             "ops",
             (Query(rate("paceline_tier_errors_total", "tier, cause"), "{{tier}}: {{cause}}"),),
@@ -290,6 +369,28 @@ ROUTER = Board(
             "Attempts that failed",
             "ops",
             (Query(rate("paceline_router_replans_total", "reason"), "{{reason}}"),),
+        ),
+        Panel(
+            "Running requests that went on on another worker",
+            "ops",
+            (Query(rate("paceline_router_requests_migrated_total", "reason"), "{{reason}}"),),
+        ),
+        Panel(
+            "Error of the planner",
+            "percentunit",
+            quantiles("paceline_router_planner_error_ratio"),
+            "Of the time to first token that a plan's cost predicts for its worker.",
+        ),
+        Panel(
+            "Workers by generation",
+            "short",
+            (
+                Query(
+                    "max by (model_name, revision, role) (paceline_router_revision_workers)",
+                    "{{model_name}} {{revision}} {{role}}",
+                ),
+            ),
+            "KV moves among workers of one content digest. Two of them: an upgrade.",
         ),
         Panel(
             "Reservations refused",

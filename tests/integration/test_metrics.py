@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.deployment import mock_model, scrape, total
+from benchmarks.deployment import Samples, mock_model, scrape, total
 from benchmarks.loadgen import send_all
 from paceline.cli.cluster import Cluster, ClusterSpec
 from paceline.core import metrics as names
@@ -35,8 +35,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             yield cluster
 
 
-def serve_some(cluster: Cluster, model: Path) -> None:
-    calls = [streaming(model, prompt(300, salt=i), max_tokens=8) for i in range(NUM_REQUESTS)]
+def serve_some(cluster: Cluster, model: Path, first: int = 0) -> None:
+    salts = range(first, first + NUM_REQUESTS)
+    calls = [streaming(model, prompt(300, salt=salt), max_tokens=8) for salt in salts]
     answers = asyncio.run(send_all(cluster.base_url, calls, NUM_REQUESTS))
     assert all(answer.is_complete for answer in answers)
 
@@ -84,11 +85,64 @@ def test_stages_of_requests_are_counted_once_each(cluster: Cluster) -> None:
     assert total(gateway, names.PROMPT_TOKENS) == NUM_REQUESTS * 300
 
 
+def test_a_hand_off_is_timed_from_its_reservation_to_its_last_page(cluster: Cluster) -> None:
+    router, decode = scrape(cluster.urls["router"]), scrape(cluster.urls["decode-0"])
+    assert total(router, f"{names.ROUTER_ADMISSION_SECONDS}_count") == NUM_REQUESTS
+    sums = {}
+    for stage in ("first_byte", "last_byte", "pull_wait"):
+        assert total(decode, f"{names.HANDOFF_SECONDS}_count", stage=stage) == NUM_REQUESTS, stage
+        sums[stage] = total(decode, f"{names.HANDOFF_SECONDS}_sum", stage=stage)
+    assert 0 < sums["first_byte"] <= sums["last_byte"]
+    assert 0 < sums["pull_wait"] <= sums["last_byte"]
+
+
+def test_prompt_tokens_are_told_apart_by_where_their_kv_came_from(cluster: Cluster) -> None:
+    """Computed at prefill, transferred to decode: each counts once."""
+    asked = NUM_REQUESTS * 300
+    prefill, decode = scrape(cluster.urls["prefill-0"]), scrape(cluster.urls["decode-0"])
+
+    def tokens(samples: Samples, source: str) -> float:
+        return total(samples, names.VLLM_PROMPT_TOKENS_BY_SOURCE, source=source)
+
+    computed, found = tokens(prefill, "local_compute"), tokens(prefill, "local_cache_hit")
+    assert computed + found == asked and computed > 0
+    assert tokens(prefill, "external_kv_transfer") == tokens(decode, "local_compute") == 0
+    moved = tokens(decode, "external_kv_transfer")
+    assert moved + tokens(decode, "local_cache_hit") == asked and moved > 0
+    queried = total(decode, names.VLLM_EXTERNAL_QUERIES)
+    assert queried == total(decode, names.VLLM_EXTERNAL_HITS) == moved
+    gateway = scrape(cluster.urls["gateway"])
+    assert total(gateway, f"{names.REQUEST_COMPUTED_TOKENS}_sum") == computed
+    assert total(gateway, f"{names.REQUEST_MAX_GENERATION_TOKENS}_sum") == NUM_REQUESTS * 8
+
+
+def test_bytes_of_a_link_are_those_of_its_transport(cluster: Cluster) -> None:
+    decode = scrape(cluster.urls["decode-0"])
+    read = total(decode, names.TRANSFER_LINK_BYTES, source="prefill-0", transport="tcp")
+    assert read == total(decode, names.TRANSFER_BYTES) > 0
+
+
+def test_workers_are_listed_by_their_content_digest(cluster: Cluster) -> None:
+    found = scrape(cluster.urls["router"])[names.ROUTER_REVISION_WORKERS]
+    assert {labels["role"]: value for labels, value in found} == {"prefill": 1, "decode": 1}
+    (revision,) = {labels["revision"] for labels, _ in found}
+    assert len(revision) == 12 and int(revision, 16)
+
+
 def test_a_reader_shows_its_link(cluster: Cluster) -> None:
     def speed() -> float:
         return total(scrape(cluster.urls["decode-0"]), names.TRANSFER_LINK_SPEED, transport="tcp")
 
     wait_for(lambda: speed() > 0, 5)
+
+
+def test_the_planner_is_measured_once_it_has_seen_a_few(cluster: Cluster) -> None:
+    serve_some(cluster, cluster.spec.model, first=NUM_REQUESTS)  # new to both workers
+
+    def judged() -> float:
+        return total(scrape(cluster.urls["router"]), f"{names.ROUTER_PLANNER_ERROR}_count")
+
+    wait_for(lambda: judged() == NUM_REQUESTS, 5)
 
 
 def test_the_router_answers_for_unlike_workers_and_with_one_down(cluster: Cluster) -> None:

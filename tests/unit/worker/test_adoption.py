@@ -68,7 +68,7 @@ async def end_of(failure: PacelineError) -> PacelineError:
     session: Any = SimpleNamespace(
         adoptions=set(),
         peers=SimpleNamespace(get=get),
-        metrics=SimpleNamespace(failures=SimpleNamespace(inc=lambda: None)),
+        metrics=WorkerMetrics("m", "decode"),
         end=lambda slot, error: ends.append(error),
     )
     request = SimpleNamespace(root_key=bytes(32), token_ids=[1, 2, 3])
@@ -109,6 +109,7 @@ class Source:
         self.pages_read: list[int] = []
 
     transport = "fake"
+    key = ("prefill-0", "incarnation")
 
     def progress(self, ticket: object, first_blocks: object) -> "Progress":
         return Progress(*self.events)
