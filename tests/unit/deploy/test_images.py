@@ -80,10 +80,41 @@ def test_an_unknown_target_is_refused(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_the_front_image_serves_without_torch(tmp_path: Path) -> None:
-    """The same steps as in the Dockerfile, in a clean environment."""
+ENGINE = """#!/bin/sh
+printf '%s\\n' "$@" >> "$CALLS"
+"""
+
+
+def calls_of_an_engine(tmp_path: Path, **environment: str) -> list[str]:
+    """What scripts/images.sh asks of docker."""
+    (tmp_path / "docker").write_text(ENGINE)
+    (tmp_path / "docker").chmod(0o755)
+    paths = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    calls = {"CALLS": str(tmp_path / "calls")}
+    command = [ROOT / "scripts" / "images.sh", "registry.example/paceline"]
+    subprocess.run(command, env={**os.environ, **paths, **calls, **environment}, check=True)
+    return (tmp_path / "calls").read_text().splitlines()
+
+
+def test_three_images_are_built_from_the_base_that_is_pinned(tmp_path: Path) -> None:
+    base = "python:3.11-slim@sha256:" + "0" * 64
+    said = calls_of_an_engine(tmp_path, PYTHON_IMAGE=base)
+    assert said.count("build") == 3 and said.count(f"PYTHON_IMAGE={base}") == 3
+    assert [tag for tag in said if "registry.example" in tag] == [
+        f"registry.example/paceline:{paceline.__version__}-{target}" for target in TARGETS
+    ]
+
+
+def test_several_architectures_are_built_at_once_with_a_list_of_what_is_in_them(
+    tmp_path: Path,
+) -> None:
+    said = calls_of_an_engine(tmp_path, PLATFORMS="linux/amd64,linux/arm64", PUSH="1")
+    assert said.count("buildx") == said.count("--sbom=true") == said.count("--push") == 3
+    assert said.count("linux/amd64,linux/arm64") == 3
+
+
+def installed(target: str, tmp_path: Path) -> tuple[dict[str, str], str]:
+    """The same steps as in the Dockerfile, in a clean environment: its variables, its packages."""
     wheels, share, home = tmp_path / "wheels", tmp_path / "share", tmp_path / "venv"
     (tmp_path / "build.cfg").write_text(f"[build]\nbuild_base = {tmp_path / 'build'}\n")
     build = {**os.environ, "DIST_EXTRA_CONFIG": str(tmp_path / "build.cfg")}
@@ -95,21 +126,45 @@ def test_the_front_image_serves_without_torch(tmp_path: Path) -> None:
         shutil.copy(source, tmp_path / name)
     inside = {**os.environ, "PATH": f"{home / 'bin'}{os.pathsep}{os.environ['PATH']}"}
     inside.pop("PYTHONPATH", None)
-    install = [tmp_path / "install.sh", "front", wheels, share]
+    install = [tmp_path / "install.sh", target, wheels, share]
     subprocess.run(install, env=inside, check=True, stdout=subprocess.DEVNULL)
+    return inside, (share / "packages.txt").read_text()
 
-    packages = (share / "packages.txt").read_text()
+
+def says(inside: dict[str, str], *command: str) -> str:
+    done = subprocess.run(command, env=inside, capture_output=True, text=True, cwd="/")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_front_image_serves_without_torch(tmp_path: Path) -> None:
+    inside, packages = installed("front", tmp_path)
     assert "paceline" in packages and "torch" not in packages
     for command, expected in (
         (["paceline", "gateway", "--help"], "--router"),
         (["paceline", "router", "--help"], "--queue-limit"),
         (["hf", "download", "--help"], "--include"),  # what model.fetch runs
     ):
-        done = subprocess.run(command, env=inside, capture_output=True, text=True, cwd=tmp_path)
-        assert done.returncode == 0 and expected in done.stdout, done.stderr
+        assert expected in says(inside, *command)
     code = "import paceline.gateway.main, paceline.router.main, sys; print('torch' in sys.modules)"
-    done = subprocess.run(["python", "-c", code], env=inside, capture_output=True, text=True)
-    assert done.stdout == "False\n", done.stderr
+    assert says(inside, "python", "-c", code) == "False\n"
+    assert says(inside, "python", "-m", "pip", "check").startswith("No broken")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_cpu_image_computes_and_reaches_every_transport_of_hosts(tmp_path: Path) -> None:
+    inside, packages = installed("cpu", tmp_path)
+    assert "torch==" in packages and "nixl" in packages and "boto3" in packages
+    for role in ("prefill", "decode"):
+        assert "--pool-mib" in says(inside, "paceline", role, "--help")
+    code = "import paceline.worker.rank_main, torch; print(torch.zeros(2).sum().item())"
+    assert says(inside, "python", "-c", code) == "0.0\n"
+    problem = "from paceline.kv_transfer import registry; print(registry.problem_of('{}'))"
+    for transport in ("tcp", "shm", "nixl"):
+        assert says(inside, "python", "-c", problem.format(transport)) == "\n", transport
 
 
 def test_the_label_leads_to_the_list_of_packages() -> None:
