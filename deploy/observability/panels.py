@@ -245,6 +245,26 @@ TRANSFER = Board(
             "As each reader estimates its links now; pieces are cut by it.",
         ),
         Panel(
+            "Links, by their self-test",
+            "Bps",
+            (Query("paceline_link_self_test_bytes_per_second", "{{source}} → {{instance}}"),),
+        ),
+        Panel(
+            "Latency of links, by their self-test",
+            "s",
+            (Query("paceline_link_self_test_seconds", "{{source}} → {{instance}}"),),
+        ),
+        Panel(
+            "Links and sources that are not as they should be",
+            "short",
+            (
+                Query("sum(paceline_links_degraded)", "links below their floor"),
+                Query("sum(paceline_peers_apart)", "sources that failed the canary"),
+                Query("sum(paceline_peers_quarantined)", "sources in quarantine"),
+            ),
+            "All should be 0.",
+        ),
+        Panel(
             "KV pulled by link",
             "Bps",
             (
@@ -287,6 +307,14 @@ TRANSFER = Board(
                 Query(rate("paceline_transfer_failures_total"), "hand-offs not adopted"),
             ),
             "All should be 0; wrong pages are never used.",
+        ),
+        Panel(
+            "Wrong pages by cause, pins without a ticket",
+            "ops",
+            (
+                Query(rate("paceline_mismatch_causes_total", "cause"), "{{cause}}"),
+                Query(rate("paceline_pins_refused_total"), "pins refused"),
+            ),
         ),
         Panel(
             "Leases",
