@@ -9,7 +9,7 @@ from paceline.core.errors import PacelineError
 
 POLL_S = 0.2
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.5, 30.0
-STEADY_S = 60.0  # a process that lived so long starts with the first back-off again
+STEADY_S = 60.0  # a process that lived so long starts again at once
 
 
 class Keeper:
@@ -49,17 +49,19 @@ class Keeper:
 
     def _report(self, child: Child, restart: bool) -> None:
         if restart:
-            lived_s = time.monotonic() - child.started_at
-            known_s = self._backoff_s.get(child.name, 0.0) if lived_s < STEADY_S else 0.0
-            next_step = f"starting it again in {self._back_off(child, known_s):g} s"
+            is_steady = time.monotonic() - child.started_at >= STEADY_S
+            backoff_s = self._wait(child, 0.0 if is_steady else self._longer_s(child))
+            next_step = f"starting it again in {backoff_s:g} s"
         else:
             self._due[child.name] = float("inf")
             next_step = "it stays down"
         self._show(child.name, f"{child.ending()}; {next_step}; its log ends:\n{child.tail()}")
 
-    def _back_off(self, child: Child, known_s: float) -> float:
-        """Sets when it starts again: in twice as long as it was the last time."""
-        backoff_s = min(2 * known_s, MAX_BACKOFF_S) or FIRST_BACKOFF_S
+    def _longer_s(self, child: Child) -> float:
+        """Twice as long as it waited the last time."""
+        return min(2 * self._backoff_s.get(child.name, 0.0), MAX_BACKOFF_S) or FIRST_BACKOFF_S
+
+    def _wait(self, child: Child, backoff_s: float) -> float:
         self._backoff_s[child.name] = backoff_s
         self._due[child.name] = time.monotonic() + backoff_s
         return backoff_s
@@ -68,7 +70,7 @@ class Keeper:
         try:
             self._spawn(child)
         except (OSError, RuntimeError, PacelineError) as error:  # no room for it or its files
-            backoff_s = self._back_off(child, self._backoff_s[child.name])
+            backoff_s = self._wait(child, self._longer_s(child))
             self._show(child.name, f"cannot be started: {error}; once more in {backoff_s:g} s")
             return
         del self._due[child.name]

@@ -58,6 +58,17 @@ def test_one_that_keeps_dying_is_started_less_and_less_often(watched: Watched) -
         watched.wait_for(f"starting it again in {backoff_s} s")
 
 
+def test_one_that_lived_steadily_starts_again_at_once(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper_module, "STEADY_S", 0.0)
+    monkeypatch.setattr(keeper_module, "FIRST_BACKOFF_S", 60.0)
+    watched.keeper.start({"some": watched.child}, restart=True)
+    watched.child.send(signal.SIGKILL)
+    watched.wait_for("started again")
+    assert "starting it again in 0 s" in watched.said[0]
+
+
 def test_without_restart_it_is_reported_once_and_stays_down(watched: Watched) -> None:
     watched.keeper.start({"some": watched.child}, restart=False)
     watched.child.send(signal.SIGKILL)
