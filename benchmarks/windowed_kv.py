@@ -18,7 +18,7 @@ from paceline.models.base import Model
 from paceline.models.loader import load_model
 from tests.support.transformers_models import change_config, logits_of, save_random_model
 from tests.unit.engine.benches import Bench, bench, prompt, request
-from tests.unit.engine.test_handoff import hand_over
+from tests.unit.engine.hand_overs import hand_over
 
 WINDOW = 512
 NUM_LAYERS = 6

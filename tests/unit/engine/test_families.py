@@ -14,7 +14,7 @@ from paceline.models.loader import load_model
 from tests.support.families import FAMILIES
 from tests.support.tiny_families import write_tiny_family
 from tests.unit.engine.benches import alone, bench, prompt, request
-from tests.unit.engine.test_handoff import hand_over
+from tests.unit.engine.hand_overs import hand_over
 
 SPECS = [
     request(prompt(num, num), max_tokens=24, ignore_eos=True, **sampling)

@@ -9,7 +9,7 @@ from paceline.models.base import Model
 from paceline.models.loader import load_model
 from tests.support.transformers_models import logits_of, save_random_model
 from tests.unit.engine.benches import alone, bench, prompt, request
-from tests.unit.engine.test_handoff import hand_over
+from tests.unit.engine.hand_overs import hand_over
 
 CONFIG = LlamaConfig(
     vocab_size=97,

@@ -20,7 +20,7 @@ from paceline.models.base import ForwardBatch
 from paceline.models.mock import MockModel
 from tests.support.batches import Sequence, new_pool, run
 from tests.unit.engine.benches import alone, bench, mock_model, prompt, request
-from tests.unit.engine.test_handoff import hand_over, pull
+from tests.unit.engine.hand_overs import hand_over, pull
 
 MODEL = mock_model(max_position_embeddings=2048)
 

@@ -19,7 +19,7 @@ from paceline.engine.messages import (
 )
 from paceline.engine.page_pool import PageState
 from tests.unit.engine.benches import ROOT, Bench, alone, bench, prompt, request
-from tests.unit.engine.test_handoff import hand_over, pull
+from tests.unit.engine.hand_overs import hand_over, pull
 from tests.unit.engine.windows import WINDOWS, expected_tokens, windowed_model
 
 SEEDED = {"temperature": 1.3, "top_k": 40, "seed": 11}
