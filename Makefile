@@ -34,7 +34,7 @@ check: venv ## format, lint, types, import contracts, drift of what is generated
 	$(BIN)/python -m deploy.observability.build --check
 	$(BIN)/python scripts/check_sizes.py
 
-bench: venv ## quick form of every benchmark, as a table
+bench: venv ## quick form of every benchmark that needs no device, as a table
 	$(BIN)/python scripts/bench.py
 
 proto: venv ## generate src/paceline/v1 from proto/

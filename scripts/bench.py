@@ -1,4 +1,4 @@
-"""Runs the quick form of every benchmark and prints a table of its figures."""
+"""Runs the quick form of every benchmark that needs no device; prints a table of their figures."""
 
 import json
 import subprocess
@@ -33,7 +33,7 @@ def main() -> int:
 
 
 def benchmarks() -> list[str]:
-    """Modules of benchmarks/ that can be run."""
+    """Modules of benchmarks/ that can be run: with a `main`, which those for devices have not."""
     paths = sorted((ROOT / "benchmarks").glob("*.py"))
     return [path.stem for path in paths if "\ndef main(" in path.read_text()]
 
