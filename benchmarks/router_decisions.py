@@ -99,7 +99,7 @@ class Deployment:
 
     def decide(self, request: Request, number: int) -> Attempt:
         digest = self.placer.digest_of(request)
-        attempt = self.placer.place(Line(request, digest, (0,), (0, number)))
+        attempt = self.placer.place(Line(request, digest, (0,), request.turn(number)))
         assert attempt is not None
         return attempt
 

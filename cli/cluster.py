@@ -252,6 +252,11 @@ class Cluster:
         """Of the first router."""
         return self._router_endpoints[0]
 
+    @property
+    def router_endpoints(self) -> str:
+        """Of all, comma-separated."""
+        return ",".join(self._router_endpoints)
+
     def _start_router(self, name: str) -> None:
         port = free_port("127.0.0.1")
         self._router_endpoints.append(f"127.0.0.1:{port}")

@@ -1,6 +1,8 @@
-"""`paceline explain`: what a router decided of late, and what each term of it was."""
+"""`paceline explain`: what the routers decided of late, and what each term of it was."""
 
 import asyncio
+import re
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,8 +11,9 @@ from typing import ClassVar
 import grpc
 
 from paceline.core.config import check_secret, setting
-from paceline.core.errors import ConfigError
+from paceline.core.errors import ConfigError, PacelineError, Unavailable
 from paceline.core.tls import PLAIN, TlsConfig
+from paceline.gateway.router_addresses import Address, addresses_of
 from paceline.rpc import caller_token, channel
 from paceline.rpc.status import error_of
 from paceline.v1 import control_pb2, control_pb2_grpc
@@ -21,44 +24,94 @@ MAX_LAST = 256  # as many as a router keeps
 
 @dataclass(frozen=True, slots=True)
 class ExplainConfig:
-    """Print the last decisions of a router; docs/routing.md explains the terms."""
+    """Print the last decisions of all routers; docs/routing.md explains the terms."""
 
     env_prefix: ClassVar[str] = "PACELINE_EXPLAIN_"
 
-    router: str = setting("127.0.0.1:9100", "gRPC address of the router, host:port.")
+    router: tuple[str, ...] = setting(
+        ("127.0.0.1:9100",),
+        "gRPC addresses of routers, host:port, as the gateway has them; of a name, all addresses.",
+    )
     last: int = setting(10, f"How many decisions, at most; a router keeps {MAX_LAST}.")
     request: str = setting("", "Of this request id alone; empty: of all.")
-    secret: str = setting("", "The deployment's secret, which opens the router.", secret=True)
+    secret: str = setting("", "The deployment's secret, which opens the routers.", secret=True)
     tls: TlsConfig = PLAIN
 
     def __post_init__(self) -> None:
         check_secret(self.secret, self.env_prefix)
+        ConfigError.check("router", self.router, bool(self.router), "must name one at least")
+        for endpoint in self.router:
+            is_one = re.fullmatch(r".+:\d{1,5}", endpoint) is not None
+            ConfigError.check("router", endpoint, is_one, "must be host:port")
         fits = 1 <= self.last <= MAX_LAST
         ConfigError.check("last", self.last, fits, f"must lie between 1 and {MAX_LAST}")
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What one router said, or why it said nothing."""
+
+    router: Address
+    decisions: tuple[control_pb2.Decision, ...] = ()
+    failure: PacelineError | None = None
+
+
 def run(config: ExplainConfig) -> int:
-    """Prints them. Raises Unavailable, or IncompatiblePeer when the secret is another one."""
-    decisions = asyncio.run(fetch(config))
-    for decision in decisions:
-        print("\n".join(lines_of(decision)))
-    if not decisions:
-        print(
-            "The router has decided nothing yet" + (" of this request." if config.request else ".")
-        )
+    """Prints the last decisions of all routers. Those that say nothing get a line on stderr; raises
+    Unavailable or IncompatiblePeer when all do."""
+    told = asyncio.run(ask_all(config))
+    failures = [one for one in told if one.failure is not None]
+    if len(failures) == len(told) and failures[0].failure is not None:
+        raise failures[0].failure
+    for one in failures:
+        print(f"paceline: {name_of(one.router)}: {one.failure}", file=sys.stderr)
+    decided = [(decision, one.router) for one in told for decision in one.decisions]
+    decided.sort(key=lambda pair: pair[0].unix_ms)
+    for decision, router in decided[-config.last :]:
+        first, *rest = lines_of(decision)
+        print("\n".join([first + (f" by {name_of(router)}" if len(told) > 1 else ""), *rest]))
+    if not decided:
+        who = "The router has" if len(told) == 1 else "The routers have"
+        print(f"{who} decided nothing yet" + (" of this request." if config.request else "."))
     return 0
 
 
-async def fetch(config: ExplainConfig) -> list[control_pb2.Decision]:
+async def ask_all(config: ExplainConfig) -> list[Told]:
+    told = await asyncio.gather(*(ask_those_of(config, name) for name in config.router))
+    return [one for those in told for one in those]
+
+
+async def ask_those_of(config: ExplainConfig, endpoint: str) -> list[Told]:
+    """All addresses of a name."""
+    try:
+        targets = await addresses_of(endpoint)
+    except (OSError, UnicodeError) as error:
+        failure = Unavailable(f"{endpoint} is no address: {error}")
+        return [Told(Address(endpoint, ""), failure=failure)]
+    addresses = [Address(endpoint, target) for target in targets]
+    return list(await asyncio.gather(*(ask(config, address) for address in addresses)))
+
+
+async def ask(config: ExplainConfig, router: Address) -> Told:
     request = control_pb2.ExplainRequest(num_decisions=config.last, request_id=config.request)
     token = caller_token.metadata(config.secret.encode())
-    async with channel.connect(config.router, config.tls) as connection:
+    async with channel.connect(router.target, config.tls, authority=router.endpoint) as connection:
         stub = control_pb2_grpc.RouterServiceStub(connection)  # type: ignore[no-untyped-call]
         try:
             response = await stub.Explain(request, metadata=token, timeout=TIMEOUT_S)
         except grpc.aio.AioRpcError as failure:
-            raise error_of(failure) from None
-    return list(response.decisions)
+            return Told(router, failure=error_of(failure))
+    return Told(router, tuple(response.decisions))
+
+
+def name_of(router: Address) -> str:
+    """As it was named, and the address if that says more."""
+    address = router.target.partition(":")[2]
+    return (
+        f"{router.endpoint} ({address})"
+        if address not in ("", router.endpoint)
+        else router.endpoint
+    )
 
 
 def lines_of(decision: control_pb2.Decision) -> Iterator[str]:

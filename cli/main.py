@@ -55,7 +55,7 @@ COMMANDS = {
         "paceline.decode_service.main:run",
     ),
     "explain": Command(
-        "print the last decisions of a router, with the terms of their costs",
+        "print the last decisions of the routers, with the terms of their costs",
         "paceline.cli.explain:ExplainConfig",
         "paceline.cli.explain:run",
     ),

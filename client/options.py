@@ -28,6 +28,8 @@ class Options(TypedDict, total=False):
     logprobs: int
     prompt_logprobs: int
     priority: int
+    ttft_ms: float
+    itl_ms: float
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float

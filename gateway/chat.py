@@ -23,9 +23,9 @@ from paceline.gateway.prompt_logprobs import PromptLogprobsText
 from paceline.gateway.sampling_intake import (
     check_logprobs,
     check_prompt_logprobs,
-    checked_priority,
     sampling_params,
     stop_automata,
+    urgency_of,
 )
 from paceline.gateway.serving import Serving
 
@@ -40,7 +40,7 @@ async def prepare_chat(serving: Serving, request: ChatRequest, caller: Caller) -
     wishes = wishes_of(request, max_tokens, _num_logprobs(request))
     params = sampling_params(wishes, model)
     stops = stop_automata(wishes.stop, serving.config.max_stop_strings)
-    priority = checked_priority(wishes.priority)
+    urgency = urgency_of(wishes, caller.tenant)
     chat = chat_of(request.messages, request, has_developer=serving.text.has_developer_role)
     room = ContextRoom(model.context_length, "messages", max_tokens)
     owner = caller.tenant.owner(request.cache_salt)
@@ -60,7 +60,7 @@ async def prepare_chat(serving: Serving, request: ChatRequest, caller: Caller) -
         has_usage=options.has_usage,
         has_timing=options.has_timing,
     )
-    job = Job(model, owner, prompt, params, stops, priority, text=text_options(request))
+    job = Job(model, owner, prompt, params, stops, urgency, text=text_options(request))
     return PreparedRequest(model, [job], answer, bool(request.stream), caller)
 
 

@@ -27,9 +27,9 @@ from paceline.gateway.sampling_intake import (
     SamplingWishes,
     check_logprobs,
     check_prompt_logprobs,
-    checked_priority,
     sampling_params,
     stop_automata,
+    urgency_of,
 )
 from paceline.gateway.serving import Serving
 from paceline.gateway.shown_prompt import Echo, ShownPrompt
@@ -49,7 +49,7 @@ async def prepare_completion(
     wishes = _wishes(request)
     params = sampling_params(wishes, model)
     stops = stop_automata(wishes.stop, serving.config.max_stop_strings)
-    priority = checked_priority(wishes.priority)
+    urgency = urgency_of(wishes, caller.tenant)
     contents = contents_of("prompt", request.prompt, serving.config.max_prompts)
     _check_choices(request, len(contents), params.n)
     room = completion_room(model, wishes.max_tokens)
@@ -69,7 +69,7 @@ async def prepare_completion(
         max_tokens = room.max_tokens_after(len(prompt.token_ids))
         fitted = dataclasses.replace(params, max_tokens=max_tokens)
         first_choice = index * params.n
-        jobs.append(Job(model, owner, prompt, fitted, stops, priority, first_choice, text))
+        jobs.append(Job(model, owner, prompt, fitted, stops, urgency, first_choice, text))
     _check_logprobs(serving, request, jobs)
     shown = await _shown_prompts(serving, request, contents, prompts, params.n)
     token_bytes = serving.text.token_bytes if request.logprobs is not None else None

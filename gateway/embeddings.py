@@ -11,7 +11,7 @@ from paceline.core.pooling import Pooling
 from paceline.gateway.contents import Content, contents_of
 from paceline.gateway.context_room import InputRoom
 from paceline.gateway.deadline import Deadline
-from paceline.gateway.jobs import EmbeddingJob
+from paceline.gateway.jobs import EmbeddingJob, Urgency
 from paceline.gateway.openai_types import EmbeddingRequest
 from paceline.gateway.request_log import Origin
 from paceline.gateway.sampling_intake import checked_priority
@@ -56,7 +56,7 @@ async def embeddings(
     """Raises PacelineError. When it is cancelled, all ends upstream."""
     form = vector_form(wishes.dimensions, model.hidden_size, wishes.normalize)
     _check_size(len(wishes.contents), form.num_dimensions, serving.config.max_embedding_numbers)
-    priority = checked_priority(wishes.priority)
+    urgency = Urgency(checked_priority(wishes.priority), weight=tenant.weight)
     owner = tenant.owner(wishes.cache_salt)
     prompts = await serving.prompts.of_contents(
         wishes.contents,
@@ -65,7 +65,7 @@ async def embeddings(
         owner.salt,
         adds_special=wishes.adds_special,
     )
-    jobs = [EmbeddingJob(model, owner, prompt, wishes.pooling, priority) for prompt in prompts]
+    jobs = [EmbeddingJob(model, owner, prompt, wishes.pooling, urgency) for prompt in prompts]
     with serving.embedding(model, tenant, deadline, origin) as run:
         vectors = await run.vectors(jobs, form)
         return Embeddings(vectors, run.record.num_prompt_tokens, run.record.num_cached_tokens)

@@ -14,9 +14,9 @@ from paceline.gateway.request_log import Origin
 from paceline.gateway.sampling_intake import (
     SamplingWishes,
     check_prompt_logprobs,
-    checked_priority,
     sampling_params,
     stop_automata,
+    urgency_of,
 )
 from paceline.gateway.serving import Serving
 from paceline.gateway.tenants import Tenant
@@ -56,7 +56,7 @@ async def job_of(serving: Serving, request: GenerateRequest, tenant: Tenant) -> 
     wishes = _wishes(request)
     params = sampling_params(wishes, model)
     stops = stop_automata(wishes.stop, serving.config.max_stop_strings)
-    priority = checked_priority(wishes.priority)
+    urgency = urgency_of(wishes, tenant)
     tokens = list(request.tokens.ids)
     content = tokens if request.WhichOneof("prompt") == "tokens" else request.text
     room = completion_room(model, wishes.max_tokens)
@@ -72,7 +72,7 @@ async def job_of(serving: Serving, request: GenerateRequest, tenant: Tenant) -> 
         skips_special=request.skip_special_tokens or not request.HasField("skip_special_tokens"),
         shows_stop=request.include_stop_str_in_output,
     )
-    return Job(model, owner, prompt, params, stops, priority, text=text)
+    return Job(model, owner, prompt, params, stops, urgency, text=text)
 
 
 def _wishes(request: GenerateRequest) -> SamplingWishes:
@@ -94,6 +94,8 @@ def _wishes(request: GenerateRequest) -> SamplingWishes:
         ignore_eos=request.ignore_eos,
         num_logprobs=request.num_logprobs if given("num_logprobs") else None,
         priority=request.priority,
+        ttft_ms=request.ttft_ms if given("ttft_ms") else None,
+        itl_ms=request.itl_ms if given("itl_ms") else None,
         min_p=request.min_p,
         typical_p=request.typical_p if given("typical_p") else None,
         repetition_penalty=request.repetition_penalty if given("repetition_penalty") else None,

@@ -79,7 +79,7 @@ class Generation:
         self._may_stop = any(job.stops for job in jobs)
         for job in jobs:
             running = _Running(self._choices(job))
-            request = token_request(job, left_s)
+            request = token_request(job, left_s, self._deadline.limit_s - left_s)
             request.traceparent = self._record.span.traceparent
             slot = self._router.submit(request, self._mailbox)
             self._record.request_ids.append(request.request_id)

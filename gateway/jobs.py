@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from paceline.core.pooling import Pooling
 from paceline.core.sampling import SamplingParams
+from paceline.core.targets import NO_TARGETS, LatencyTargets
 from paceline.gateway.stop_strings import StopAutomaton
 from paceline.rpc.convert import pooling_to_proto, sampling_to_proto
 from paceline.v1.common_pb2 import TokenRequest
@@ -36,6 +37,15 @@ class TextOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class Urgency:
+    """When a request is wanted, beside others."""
+
+    priority: int = 0  # the smaller runs first
+    targets: LatencyTargets = NO_TARGETS
+    weight: float = 1.0  # of its tenant
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """One prompt with its n choices; `first_choice` is where they stand in the response."""
 
@@ -44,7 +54,7 @@ class Job:
     prompt: Prompt
     params: SamplingParams
     stops: tuple[StopAutomaton, ...]
-    priority: int = 0
+    urgency: Urgency = Urgency()
     first_choice: int = 0
     text: TextOptions = TextOptions()
 
@@ -57,25 +67,32 @@ class EmbeddingJob:
     owner: KvOwner
     prompt: Prompt
     pooling: Pooling
-    priority: int = 0
+    urgency: Urgency = Urgency()
 
 
-def token_request(job: Job, budget_s: float) -> TokenRequest:
-    """The message to the router."""
-    request = _request(job.model, job.owner, job.prompt, job.priority, budget_s)
+def token_request(job: Job, budget_s: float, spent_s: float) -> TokenRequest:
+    """The message to the router, `spent_s` after the request came."""
+    request = _request(job.model, job.owner, job.prompt, job.urgency, budget_s)
+    request.ttft_ms = ttft_left_ms(job.urgency.targets.ttft_ms, 1000 * spent_s)
+    request.itl_ms = job.urgency.targets.itl_ms
     request.sampling.CopyFrom(sampling_to_proto(job.params))
     request.choices.extend(range(job.params.n))
     return request
 
 
+def ttft_left_ms(ttft_ms: float, spent_ms: float) -> float:
+    """What is late already is wanted as soon as can be; 0 goes on to say nothing."""
+    return max(1.0, ttft_ms - spent_ms) if ttft_ms else 0.0
+
+
 def embedding_request(job: EmbeddingJob, budget_s: float) -> TokenRequest:
-    request = _request(job.model, job.owner, job.prompt, job.priority, budget_s)
+    request = _request(job.model, job.owner, job.prompt, job.urgency, budget_s)
     request.pooling = pooling_to_proto(job.pooling)
     return request
 
 
 def _request(
-    model: ModelInfo, owner: KvOwner, prompt: Prompt, priority: int, budget_s: float
+    model: ModelInfo, owner: KvOwner, prompt: Prompt, urgency: Urgency, budget_s: float
 ) -> TokenRequest:
     """Under a random id: a caller's own id never travels."""
     return TokenRequest(
@@ -86,7 +103,8 @@ def _request(
         root_key=prompt.root_key,
         token_ids=prompt.token_ids,
         num_prompt_tokens=len(prompt.token_ids),
-        priority=priority,
+        priority=urgency.priority,
+        tenant_weight=urgency.weight,
         budget_ms=min(round(budget_s * 1000), 2**32 - 1),
         block_keys=prompt.block_keys,
     )

@@ -21,6 +21,7 @@ from paceline.core.sampling import (
     MAX_TOP_LOGPROBS,
     MAX_WORD_CHARS,
 )
+from paceline.core.targets import MAX_TARGET_MS
 from paceline.gateway.tenants import MAX_CACHE_SALT_CHARS
 
 SAYS = "says"
@@ -61,8 +62,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "reasoning_effort": (),
     "verbosity": (),
     "web_search_options": (),
-    "ttft_ms": (),
-    "itl_ms": (),
 }
 CHAT_NEUTRAL: dict[str, tuple[Any, ...]] = {**NEUTRAL, "best_of": (1,), "echo": (False,)}
 
@@ -134,8 +133,6 @@ class _Unsupported(_Ignored, kw_only=True):
     reasoning_effort: Any = None
     verbosity: Any = None
     web_search_options: Any = None
-    ttft_ms: Any = None
-    itl_ms: Any = None
 
 
 class LogitsProcessorField(msgspec.Struct, forbid_unknown_fields=True):
@@ -149,6 +146,7 @@ class LogitsProcessorField(msgspec.Struct, forbid_unknown_fields=True):
 
 Priority = Annotated[Integer, says(minimum=-(2**31), maximum=2**31 - 1)]
 CacheSalt = Annotated[str, says(minLength=1, maxLength=MAX_CACHE_SALT_CHARS)]
+Target = Annotated[float, says(exclusiveMinimum=0, maximum=MAX_TARGET_MS)]  # milliseconds
 
 
 class SamplingFields(_Unsupported, kw_only=True):
@@ -180,6 +178,8 @@ class SamplingFields(_Unsupported, kw_only=True):
     stop_token_ids: Annotated[list[TokenId], says(maxItems=MAX_STOP_TOKEN_IDS)] | None = None
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None
+    ttft_ms: Target | None = None
+    itl_ms: Target | None = None
     min_p: Annotated[float, says(minimum=0, maximum=1)] | None = None
     typical_p: Share | None = None
     repetition_penalty: Annotated[float, says(minimum=1e-6, maximum=1e6)] | None = None

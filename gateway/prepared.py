@@ -72,6 +72,8 @@ def wishes_of(
         ignore_eos=bool(request.ignore_eos),
         num_logprobs=num_logprobs,
         priority=request.priority,
+        ttft_ms=request.ttft_ms,
+        itl_ms=request.itl_ms,
         min_p=request.min_p,
         typical_p=request.typical_p,
         repetition_penalty=request.repetition_penalty,

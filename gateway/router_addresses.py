@@ -43,7 +43,7 @@ class RouterAddresses:
     async def _renew(self, endpoint: str) -> None:
         try:
             async with asyncio.timeout(_LOOKUP_S):
-                found = await _addresses_of(endpoint)
+                found = await addresses_of(endpoint)
         except (OSError, UnicodeError, TimeoutError) as error:
             why = str(error) or "the name service does not answer"
             logger.info("router_not_found", router=endpoint, why=why)
@@ -51,8 +51,8 @@ class RouterAddresses:
             self._last[endpoint] = [Address(endpoint, target) for target in found]
 
 
-async def _addresses_of(endpoint: str) -> list[str]:
-    """Raises OSError, UnicodeError."""
+async def addresses_of(endpoint: str) -> list[str]:
+    """Targets of gRPC. Raises OSError, UnicodeError."""
     host, _, port = endpoint.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     try:

@@ -5,8 +5,11 @@ from dataclasses import dataclass
 
 from paceline.core.errors import InvalidRequest
 from paceline.core.sampling import MAX_STOP_CHARS, LogitsProcessorCall, SamplingParams
+from paceline.core.targets import checked_targets
 from paceline.gateway.bad_words import check_bad_words
+from paceline.gateway.jobs import Urgency
 from paceline.gateway.stop_strings import StopAutomaton
+from paceline.gateway.tenants import Tenant
 from paceline.v1.control_pb2 import ModelInfo
 
 _INT32 = 2**31
@@ -28,6 +31,8 @@ class SamplingWishes:
     ignore_eos: bool = False
     num_logprobs: int | None = None
     priority: int | None = None
+    ttft_ms: float | None = None
+    itl_ms: float | None = None
     min_p: float | None = None
     typical_p: float | None = None
     repetition_penalty: float | None = None
@@ -118,6 +123,11 @@ def check_logprobs(field: str, params: SamplingParams, num_tokens: int, limit: i
             f"values in an answer; at most {limit} without stream"
         )
         raise InvalidRequest(field, asked, reason)
+
+
+def urgency_of(wishes: SamplingWishes, tenant: Tenant) -> Urgency:
+    targets = checked_targets(wishes.ttft_ms, wishes.itl_ms)
+    return Urgency(checked_priority(wishes.priority), targets, tenant.weight)
 
 
 def checked_priority(priority: int | None) -> int:

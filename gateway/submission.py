@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from paceline.core.errors import PacelineError
+from paceline.gateway.jobs import ttft_left_ms
 from paceline.gateway.mailbox import Mailbox
 from paceline.rpc.epochs import MAX_EPOCH
 from paceline.v1.common_pb2 import Emission, TokenRequest
@@ -101,6 +102,8 @@ class Submission:
         if request.choices:
             request.choices[:] = part.choices
         request.budget_ms = max(1, round((self._deadline_s - _now_s()) * 1000))
+        spent_ms = self._request.budget_ms - request.budget_ms
+        request.ttft_ms = ttft_left_ms(self._request.ttft_ms, spent_ms)
         return request
 
 

@@ -5,6 +5,7 @@
     requests_per_minute = 600            # these three may be left out: no limit
     tokens_per_minute = 200000
     max_running_requests = 32
+    weight = 2.0                         # of its share where requests queue; 1 if left out
 
 Keys are random, so one round of SHA-256 keeps them; a key that is presented is looked up by a HMAC
 of its digest under a secret of this process, so the time that a look-up takes says nothing.
@@ -44,6 +45,7 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     requests_per_minute: Limit = None
     tokens_per_minute: Limit = None
     max_running_requests: Limit = None
+    weight: Annotated[float, msgspec.Meta(ge=0.001, le=1000)] = 1.0
 
     def limits(self) -> TenantLimits:
         return TenantLimits(
@@ -63,6 +65,7 @@ class Tenant:
     salt: bytes  # of its KV's names
     meter: Meter
     digest: str  # which stands for it in what operators see
+    weight: float = 1.0  # of its share where requests queue
 
     def owner(self, cache_salt: str | None) -> KvOwner:
         """Of a request's KV, shared only with requests of the same `cache_salt`. Whatever that is,
@@ -119,7 +122,7 @@ def read_tenants(path: Path, secret: str, before: TenantTable | None = None) -> 
         meter = known.meter if known is not None else Meter(limits, now_s())
         if limits != meter.limits:
             changes.append((meter, limits))
-        tenants[name] = _tenant(name, secret, meter)
+        tenants[name] = _tenant(name, secret, meter, entry.weight)
         for number, digest in enumerate(entry.keys):
             if not _DIGEST.fullmatch(digest):
                 raise _wrong(path, f"tenants.{name}.keys[{number}] is no SHA-256 in lower-case hex")
@@ -130,9 +133,9 @@ def read_tenants(path: Path, secret: str, before: TenantTable | None = None) -> 
     return TenantTable(tenants, by_key, changes)
 
 
-def _tenant(name: str, secret: str, meter: Meter) -> Tenant:
+def _tenant(name: str, secret: str, meter: Meter, weight: float = 1.0) -> Tenant:
     key = secret.encode()
-    return Tenant(name, tenant_salt(key, name), meter, tenant_digest(key, name))
+    return Tenant(name, tenant_salt(key, name), meter, tenant_digest(key, name), weight)
 
 
 def _parsed(path: Path) -> _File:

@@ -1,17 +1,21 @@
-"""The router's queue: bounded, by priority, then by arrival; who cannot be placed waits.
+"""The router's queue: bounded, and served by lineup.py, one line-up a group.
 
-Requests of one *group* (same model, same kind of worker) are served strictly in order, so a large
-request is never overtaken for ever by small ones. Groups do not wait for each other.
+A group has the same model and the same kind of worker; groups do not wait for each other.
+
+A full queue refuses at once, but it is no single tenant's: who holds less of it takes the place of
+the newest request of another tenant that holds more, which is refused in turn. So does a request of
+a higher priority.
 """
 
 import asyncio
-import heapq
 import itertools
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from paceline.core.errors import Overloaded, PacelineError
+from paceline.router.lineup import Answer, Lineup, Turn
 
 RETRY_AFTER_S = (1.0, 60.0)  # least and most that a refused caller is told to wait
 _SMOOTHING = 0.1
@@ -23,20 +27,25 @@ class Placement(Protocol):
 
 
 P = TypeVar("P", bound=Placement)
-Order = tuple[int, int]  # priority, arrival
+Place = Callable[[], P | None]
 
 
 class _Waiter(Generic[P]):
-    __slots__ = ("future", "num_tokens", "order", "place")
+    __slots__ = ("future", "group", "place", "turn")
 
-    def __init__(self, order: Order, place: Callable[[], P | None], num_tokens: int) -> None:
-        self.order = order
+    def __init__(self, group: Hashable, turn: Turn, place: Place[P]) -> None:
+        self.group = group
+        self.turn = turn
         self.place = place
-        self.num_tokens = num_tokens
         self.future: asyncio.Future[P] = asyncio.get_running_loop().create_future()
 
-    def __lt__(self, other: "_Waiter[P]") -> bool:
-        return self.order < other.order
+
+@dataclass(slots=True)
+class _Share(Generic[P]):
+    """What a tenant has waiting in one priority."""
+
+    cost: float = 0.0
+    waiters: dict[_Waiter[P], None] = field(default_factory=dict)  # newest last
 
 
 class AdmissionQueue(Generic[P]):
@@ -45,7 +54,8 @@ class AdmissionQueue(Generic[P]):
     def __init__(self, limit: int, token_limit: int) -> None:
         self.limit = limit
         self.token_limit = token_limit
-        self._groups: dict[Hashable, list[_Waiter[P]]] = {}
+        self._groups: dict[Hashable, Lineup[_Waiter[P]]] = {}
+        self._shares: dict[tuple[int, str], _Share[P]] = {}  # by priority and tenant
         self._num_waiting = 0
         self._num_tokens = 0
         self._arrivals = itertools.count()
@@ -55,16 +65,24 @@ class AdmissionQueue(Generic[P]):
     def __len__(self) -> int:
         return self._num_waiting
 
-    def next_order(self, priority: int) -> Order:
-        """A place in the line: keep it for later waits of the same request."""
-        return priority, next(self._arrivals)
+    def next_arrival(self) -> int:
+        return next(self._arrivals)
 
-    def check_room(self, num_tokens: int) -> None:
-        """Raises Overloaded when the queue is full. An empty queue takes a prompt of any length."""
-        too_long = self._num_waiting and self._num_tokens + num_tokens > self.token_limit
-        if self._num_waiting >= self.limit or too_long:
-            waiting = f"{self._num_waiting} requests with {self._num_tokens} tokens are waiting"
-            raise Overloaded(f"the queue is full: {waiting}", retry_after_s=self.retry_after_s())
+    def make_room(self, turn: Turn) -> None:
+        """For a request that will wait. Raises Overloaded when the queue is full. An empty queue
+        takes a prompt of any length."""
+        given_up = []
+        num, tokens = self._num_waiting, self._num_tokens
+        victims = self._victims(turn)
+        while num and (num >= self.limit or tokens + turn.num_tokens > self.token_limit):
+            victim = next(victims, None)
+            if victim is None:
+                raise self._overloaded()
+            given_up.append(victim)
+            num, tokens = num - 1, tokens - victim.turn.num_tokens
+        for victim in given_up:
+            victim.future.set_exception(self._overloaded())
+            self._forget(victim)
 
     def retry_after_s(self) -> float:
         """When a place may be free: the queue's length at the present pace."""
@@ -72,22 +90,26 @@ class AdmissionQueue(Generic[P]):
         return float(min(max(wait, RETRY_AFTER_S[0]), RETRY_AFTER_S[1]))
 
     async def wait(
-        self, group: Hashable, order: Order, place: Callable[[], P | None], num_tokens: int
+        self, group: Hashable, turn: Turn, place: Place[P], *, comes_back: bool = False
     ) -> P:
         """What `place` returns once it is this request's turn and there is room.
 
         `place` returns None while there is none, and raises PacelineError to end the wait. The
         caller owns the result; one that arrives together with a cancellation is closed here.
+        `comes_back`: the request had its turn before.
         """
-        waiter = _Waiter(order, place, num_tokens)
-        heapq.heappush(self._groups.setdefault(group, []), waiter)
+        waiter = _Waiter(group, turn, place)
+        self._groups.setdefault(group, Lineup()).push(waiter, comes_back=comes_back)
+        share = self._shares.setdefault((turn.priority, turn.tenant), _Share())
+        share.cost += turn.cost
+        share.waiters[waiter] = None
         self._num_waiting += 1
-        self._num_tokens += num_tokens
+        self._num_tokens += turn.num_tokens
         self._serve(group)
         try:
             return await waiter.future
         except asyncio.CancelledError:
-            self._leave(group, waiter)
+            self._leave(waiter)
             raise
 
     def wake(self) -> None:
@@ -96,43 +118,78 @@ class AdmissionQueue(Generic[P]):
             self._serve(group)
 
     def _serve(self, group: Hashable) -> None:
-        waiters = self._groups.get(group, [])
-        while waiters:
-            if not self._settle(waiters[0]):
-                return
-            self._uncount(heapq.heappop(waiters))
-        self._groups.pop(group, None)
+        if lineup := self._groups.get(group):
+            lineup.serve(self._ask)
+            if not lineup:
+                self._groups.pop(group, None)
 
-    def _settle(self, waiter: _Waiter[P]) -> bool:
-        """True when this one waits no longer: placed, refused, or gone."""
-        if waiter.future.done():
-            return True
+    def _ask(self, waiter: _Waiter[P]) -> Answer:
+        answer = Answer.GONE if waiter.future.done() else self._settle(waiter)
+        if answer is not Answer.NO_ROOM:
+            self._uncount(waiter)
+        return answer
+
+    def _settle(self, waiter: _Waiter[P]) -> Answer:
         try:
             placement = waiter.place()
         except PacelineError as error:
             waiter.future.set_exception(error)
-            return True
+            return Answer.GONE
         if placement is None:
-            return False
+            return Answer.NO_ROOM
         waiter.future.set_result(placement)
         self._note_pace()
-        return True
+        return Answer.PLACED
 
-    def _leave(self, group: Hashable, waiter: _Waiter[P]) -> None:
+    def _leave(self, waiter: _Waiter[P]) -> None:
         """Its task was cancelled: while it waited, or just after it was placed."""
         future = waiter.future
         if future.done() and not future.cancelled() and future.exception() is None:
             future.result().close()
-        waiters = self._groups.get(group, [])
-        if waiter in waiters:
-            waiters.remove(waiter)
-            heapq.heapify(waiters)
-            self._uncount(waiter)
-        self._serve(group)  # it may have been the one that all waited for
+        self._forget(waiter)
+        self._serve(waiter.group)  # it may have been the one that all waited for
+
+    def _forget(self, waiter: _Waiter[P]) -> None:
+        if lineup := self._groups.get(waiter.group):
+            lineup.remove(waiter)
+        self._uncount(waiter)
 
     def _uncount(self, waiter: _Waiter[P]) -> None:
+        """Once: nothing more if it waits no longer."""
+        key = waiter.turn.priority, waiter.turn.tenant
+        share = self._shares.get(key)
+        if share is None or waiter not in share.waiters:
+            return
+        del share.waiters[waiter]
+        share.cost -= waiter.turn.cost
+        if not share.waiters:
+            del self._shares[key]
         self._num_waiting -= 1
-        self._num_tokens -= waiter.num_tokens
+        self._num_tokens -= waiter.turn.num_tokens
+
+    def _victims(self, turn: Turn) -> Iterator[_Waiter[P]]:
+        """Whose place a request may take, in this order: those of lower priorities, and of its own
+        the newest of whoever has no less than its tenant even then."""
+        costs = {key: share.cost for key, share in self._shares.items()}
+        newest = {key: reversed(share.waiters) for key, share in self._shares.items()}
+        own = costs.get((turn.priority, turn.tenant), 0.0) + turn.cost
+        while costs:
+            key = max(costs, key=lambda key: (key[0], costs[key]))
+            priority, tenant = key
+            is_lower = priority > turn.priority
+            victim = next(newest[key], None)
+            if victim is None:
+                del costs[key]
+                continue
+            costs[key] -= victim.turn.cost
+            is_fair = priority == turn.priority and tenant != turn.tenant and costs[key] >= own
+            if not is_lower and not is_fair:
+                return
+            yield victim
+
+    def _overloaded(self) -> Overloaded:
+        waiting = f"{self._num_waiting} requests with {self._num_tokens} tokens are waiting"
+        return Overloaded(f"the queue is full: {waiting}", retry_after_s=self.retry_after_s())
 
     def _note_pace(self) -> None:
         now = asyncio.get_running_loop().time()

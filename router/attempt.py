@@ -67,6 +67,7 @@ class Attempt:
         self.decode: Flight | None = None
         if isinstance(plan, Split):
             self.decode = fly(sessions[plan.decode.worker_id].fly(self, 0))
+        (self.decode or self.compute).itl_s = self.request.targets.itl_ms / 1000
 
     def begin_span(self, spans: Tracing) -> None:
         attributes: Attributes = {

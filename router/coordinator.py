@@ -92,11 +92,12 @@ class Coordinator:
         if request.key in self._tasks:
             raise InvalidRequest("request_id", request.request_id, "is in use")
         digest = self._placer.digest_of(request)
-        self.queue.check_room(request.num_prompt_tokens)
+        turn = request.turn(self.queue.next_arrival())
+        self.queue.make_room(turn)
         self._attempts[request.key] = set()
         if traceparent := request.message.traceparent:
             request.span = self._spans.start(tracing.ROUTE, traceparent, is_entry=True)
-        task = asyncio.create_task(self._serve(request, digest))
+        task = asyncio.create_task(self._serve(Line(request, digest, tuple(request.logs), turn)))
         self._tasks[request.key] = task
         task.add_done_callback(lambda _: self._forget(request.key, on_end))
 
@@ -126,12 +127,11 @@ class Coordinator:
         del self._attempts[key]
         on_end()
 
-    async def _serve(self, request: Request, digest: str) -> None:
-        outcome = "completed"
-        order = self.queue.next_order(request.message.priority)
+    async def _serve(self, line: Line) -> None:
+        request, outcome = line.request, "completed"
         try:
             async with asyncio.timeout_at(request.deadline):
-                await self._run(Line(request, digest, tuple(request.logs), order))
+                await self._run(line)
         except TimeoutError:
             outcome = "deadline"
             request.sink.fail(request.slot, DeadlineExceeded("the request's time is over"))
@@ -155,11 +155,11 @@ class Coordinator:
     async def _run(self, line: Line) -> None:
         """Attempts until the choices of `line` are done. Raises what ends the request."""
         place = functools.partial(self._placer.place, line)
-        num_tokens = line.request.num_prompt_tokens
         while line.choices:
             waiting = self._spans.start(tracing.QUEUE, line.request.span.traceparent)
             try:
-                attempt = await self.queue.wait(line.group, line.order, place, num_tokens)
+                had_turn = line.request.placed_at is not None
+                attempt = await self.queue.wait(line.group, line.turn, place, comes_back=had_turn)
             except Cancelled:
                 return  # while it waited
             finally:

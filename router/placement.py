@@ -7,17 +7,18 @@ from typing import Protocol
 from paceline.core.errors import (
     Cancelled,
     ContextLengthExceeded,
+    DeadlineExceeded,
     ErrorCode,
     ModelNotFound,
     PacelineError,
     Unavailable,
 )
 from paceline.core.keys import HASH_BLOCK_TOKENS
-from paceline.router.admission import Order
 from paceline.router.attempt import Attempt
 from paceline.router.config import RouterConfig
 from paceline.router.decision_log import DecisionLog
 from paceline.router.fleet import Fleet, Revision
+from paceline.router.lineup import Turn
 from paceline.router.planner import Job, Plan, Whole, plan
 from paceline.router.request import Request
 from paceline.router.worker_session import WorkerSession
@@ -34,12 +35,10 @@ class PrefixLookup(Protocol):
 class Line:
     """The choices of a request that go on together, and what happened to them so far."""
 
-    def __init__(
-        self, request: Request, digest: str, choices: tuple[int, ...], order: Order
-    ) -> None:
+    def __init__(self, request: Request, digest: str, choices: tuple[int, ...], turn: Turn) -> None:
         self.request = request
         self.digest = digest
-        self.order = order
+        self.turn = turn
         self.num_failures = 0
         self.failed_at = float("-inf")
         self.may_split = True
@@ -77,7 +76,7 @@ class Line:
         """One line a choice, each with the history of this one."""
         lines = []
         for choice in self.choices:
-            line = Line(self.request, self.digest, (choice,), self.order)
+            line = Line(self.request, self.digest, (choice,), self.turn)
             line.num_failures, line.failed_at = self.num_failures, self.failed_at
             line.may_split, line.avoid = self.may_split, self.avoid
             lines.append(line)
@@ -109,11 +108,14 @@ class Placer:
         raise Unavailable("no worker serves this revision of the model", retry_after_s=1)
 
     def place(self, line: Line) -> Attempt | None:
-        """An attempt whose slots are taken, or None: wait. Raises Unavailable, Cancelled."""
+        """An attempt whose slots are taken, or None: wait. Raises Unavailable, Cancelled or
+        DeadlineExceeded."""
         choices = line.choices
         if not choices:
             raise Cancelled("nothing of the request is wanted any more")
         now = asyncio.get_running_loop().time()
+        if now >= line.request.deadline:
+            raise DeadlineExceeded("the request's time is over")
         num_tokens = line.request.num_prompt_tokens + len(line.request.logs[choices[0]].tokens)
         self._fleet.decay(now)
         job = Job(

@@ -7,12 +7,16 @@ from paceline.core.errors import InvalidRequest, PacelineError, Unavailable
 from paceline.core.keys import HASH_BLOCK_TOKENS, KEY_BYTES
 from paceline.core.pooling import Pooling
 from paceline.core.sampling import SamplingParams
+from paceline.core.targets import LatencyTargets
 from paceline.core.tracing import NO_SPAN
+from paceline.router.lineup import Turn
 from paceline.rpc import convert
 from paceline.rpc.epochs import ATTEMPTS_PER_EPOCH, MAX_EPOCH
 from paceline.v1 import common_pb2
 
 CANCELLED = common_pb2.FINISH_REASON_CANCELLED
+PATIENCE_S = 10.0  # after which the first token is due of a request that names no time for it
+MAX_WEIGHT = 1e6
 _check = InvalidRequest.check
 
 
@@ -64,6 +68,9 @@ class Request:
         self.created_at = asyncio.get_running_loop().time()
         budget_s = message.budget_ms / 1000 if message.budget_ms else limit_s
         self.deadline = self.created_at + min(budget_s, limit_s)
+        self.targets = LatencyTargets(message.ttft_ms, message.itl_ms)
+        wanted_s = self.targets.ttft_ms / 1000 or PATIENCE_S
+        self.due = min(self.created_at + wanted_s, self.deadline)  # its first token
         # The next one's number, of all its parts: never one of an earlier epoch.
         self.next_attempt = message.epoch * ATTEMPTS_PER_EPOCH
         self.placed_at: float | None = None  # for the first time
@@ -87,6 +94,17 @@ class Request:
     def num_tokens_at_most(self) -> int:
         """Prompt and all output: what a worker that serves it must have room for."""
         return self.num_prompt_tokens + self.max_tokens
+
+    def turn(self, arrival: int) -> Turn:
+        message = self.message
+        return Turn(
+            message.priority,
+            message.tenant,
+            message.tenant_weight or 1.0,
+            self.due,
+            arrival,
+            self.num_prompt_tokens,
+        )
 
     @property
     def has_output(self) -> bool:
@@ -147,6 +165,8 @@ def _check_lengths(
 ) -> None:
     num_prompt = message.num_prompt_tokens
     _check("request_id", message.request_id[:64], 0 < len(message.request_id) <= 128, "has no use")
+    weight = message.tenant_weight
+    _check("tenant_weight", weight, 0 <= weight <= MAX_WEIGHT, f"at most {MAX_WEIGHT:g}")
     _check("epoch", message.epoch, message.epoch <= MAX_EPOCH, f"at most {MAX_EPOCH}")
     tokens_fit = 0 < num_prompt <= len(message.token_ids)
     _check("num_prompt_tokens", num_prompt, tokens_fit, "must count the prompt in token_ids")

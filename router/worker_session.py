@@ -47,9 +47,12 @@ class Flight:
     """A slot of one attempt on one worker. `pending_tokens`: prompt tokens not yet computed."""
 
     __slots__ = (
+        "began_at",
+        "began_step",
         "cancelled",
         "computing",
         "ended",
+        "itl_s",
         "listener",
         "pending_tokens",
         "session",
@@ -68,6 +71,13 @@ class Flight:
         self.ended = False  # the worker holds nothing of it
         self.used = False  # the worker has heard of it
         self.cancelled = False  # the worker was told to drop it
+        self.itl_s = 0.0  # hoped for by its request; 0: nothing was said
+        self.began_at = 0.0  # its first tokens came; 0: not yet
+        self.began_step = 0  # of the worker, then
+
+    def slack_s(self, step: int, now: float) -> float:
+        """How much longer its steps so far could have taken."""
+        return self.itl_s * (step - self.began_step) - (now - self.began_at)
 
     def send(self, command: worker_pb2.WorkerCommand) -> None:
         if not self.used:
@@ -190,6 +200,8 @@ class WorkerSession:
             if flight is None:
                 self.num_late += 1
             else:
+                if not flight.began_at and emission.token_ids:
+                    flight.began_at, flight.began_step = now, self.load.step
                 flight.listener.on_emission(flight, emission)
         if frame.reserved or frame.busy or frame.errors or frame.ended_slots:
             self._handle_control(frame, now)

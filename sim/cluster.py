@@ -3,7 +3,6 @@ own code, with a clock that we set; only streams, Redis and engines are not ther
 
 import asyncio
 import hashlib
-import heapq
 import itertools
 import operator
 import random
@@ -16,6 +15,7 @@ from paceline.router.attempt import Attempt
 from paceline.router.config import RouterConfig
 from paceline.router.fleet import Fleet
 from paceline.router.index import PrefixIndex
+from paceline.router.lineup import Answer, Lineup, Turn
 from paceline.router.metrics import RouterMetrics
 from paceline.router.mirror import KvEvent, MirrorSet
 from paceline.router.placement import Line, Placer
@@ -49,6 +49,7 @@ class Setup:
     seed: int = 0
     time_scale: float = 1.0  # arrivals come so many times as fast
     slo: Slo = Slo()
+    tells_slo: bool = True  # in each request, to whoever looks at it there
     gives_up: bool = False  # ends when too many have missed the SLO
 
 
@@ -138,6 +139,13 @@ class Silent:
 _SILENT = Silent()
 
 
+@dataclass(slots=True, eq=False)
+class Waiting:
+    turn: Turn
+    line: Line
+    outcome: Outcome
+
+
 class Cluster:
     """`run` once."""
 
@@ -158,7 +166,7 @@ class Cluster:
         for number in range(setup.num_decode):
             self._attach(f"d{number}", worker_pb2.ROLE_DECODE, random.Random(chance.random()))
         self._fleet.refresh_models(0.0)
-        self._waiting: list[tuple[tuple[int, int], Line, Outcome]] = []
+        self._lineup: Lineup[Waiting] = Lineup()
         self._outcomes = [Outcome(arrival) for arrival in load.arrivals]
         self._num_open = len(self._outcomes)
         self._num_missed = 0
@@ -204,22 +212,25 @@ class Cluster:
     def _arrive(self, number: int, when: float) -> None:
         message = self._load.messages[number]
         message.block_keys = self._load.keys[number]
+        if self._setup.tells_slo:
+            slo, arrival = self._setup.slo, self._load.arrivals[number]
+            message.ttft_ms, message.itl_ms = 1000 * slo.ttft_limit_s(arrival), 1000 * slo.itl_s
         request = Request(number, message, _SILENT, 1e6)
-        order = message.priority, number
-        line = Line(request, DIGEST, (0,), order)
+        line = Line(request, DIGEST, (0,), request.turn(number))
         self._outcomes[number].arrival = self._load.arrivals[number]
-        heapq.heappush(self._waiting, (order, line, self._outcomes[number]))
+        self._lineup.push(Waiting(line.turn, line, self._outcomes[number]))
         self._serve()
 
     def _serve(self) -> None:
-        """As the router's queue: in order, and the first that finds no place holds the rest."""
-        while self._waiting:
-            _, line, outcome = self._waiting[0]
-            attempt = self._placer.place(line)
-            if attempt is None:
-                return
-            heapq.heappop(self._waiting)
-            self._drive(attempt, outcome)
+        self._lineup.serve(self._ask)
+
+    def _ask(self, waiting: Waiting) -> Answer:
+        """As the router's queue."""
+        placed = self._placer.place(waiting.line)
+        if placed is None:
+            return Answer.NO_ROOM
+        self._drive(placed, waiting.outcome)
+        return Answer.PLACED
 
     def _drive(self, attempt: Attempt, outcome: Outcome) -> None:
         arrived = attempt.request.created_at
@@ -293,7 +304,7 @@ class Cluster:
         changes.clear()
         frame = worker_pb2.WorkerFrame(load=link.worker.load())
         link.session.handle(frame, self._agenda.now)
-        if self._waiting:
+        if self._lineup:
             self._serve()
 
     def _tell(self, link: Attached) -> None:
@@ -305,7 +316,7 @@ class Cluster:
     def _beat(self, link: Attached) -> None:
         frame = worker_pb2.WorkerFrame(load=link.worker.load())
         link.session.handle(frame, self._agenda.now)
-        if self._waiting:
+        if self._lineup:
             self._serve()
         self._agenda.at(self._agenda.now + BEAT_S, partial(self._beat, link))
 

@@ -31,8 +31,11 @@ class Explain:
         self.error = ""
 
     async def __call__(self, bench: Bench, *arguments: str) -> int:
+        return await self.of(f"127.0.0.1:{bench.router.port}", *arguments)
+
+    async def of(self, routers: str, *arguments: str) -> int:
         self._capsys.readouterr()
-        given = ["explain", "--router", f"127.0.0.1:{bench.router.port}", *arguments]
+        given = ["explain", "--router", routers, *arguments]
         code = await asyncio.to_thread(cli.main, given)
         told = self._capsys.readouterr()
         self.lines = [line for line in told.out.splitlines() if not re.match(r"\d{4}-", line)]
@@ -75,6 +78,28 @@ async def test_the_terms_of_each_worker_that_was_considered_are_printed(
         assert {second[2], third[2]} == {"*", " "}
         assert await explain(bench, "--request", "request-1", "--last", "1") == 0
         assert not any("request-2" in line for line in explain.lines)
+
+
+async def test_all_routers_are_asked_and_their_decisions_are_put_in_order(
+    store: RedisServer, explain: Explain
+) -> None:
+    async with router_bench(store) as one, router_bench(store) as other:
+        ports = [bench.router.port for bench in (one, other)]
+        for bench, name in ((one, "d0"), (other, "d1")):
+            await bench.add(name)
+        for number in range(4):
+            client = await (one, other)[number % 2].client()
+            answer = await client.generate(num_prompt=20, request_id=f"turn-{number}")
+            answer.check(8)
+        gone = "127.0.0.1:1"
+        routers = ",".join([f"127.0.0.1:{ports[0]}", gone, f"localhost:{ports[1]}"])
+        assert await explain.of(routers, "--last", "3") == 0
+        heads = [line for line in explain.lines if not line.startswith(" ")]
+        assert [head.split()[1] for head in heads] == ["turn-1", "turn-2", "turn-3"]
+        assert heads[1].endswith(f" by 127.0.0.1:{ports[0]}")
+        assert heads[2].endswith(f" by localhost:{ports[1]} (127.0.0.1:{ports[1]})")
+        assert f"paceline: {gone}: " in explain.error
+        assert await explain.of(gone) == 1
 
 
 async def test_outsiders_are_told_nothing(

@@ -4,6 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -97,6 +98,66 @@ async def test_priority_then_arrival(store: RedisServer) -> None:
         await until(lambda: all(answer.ended for answer in answers))
         seeds = [run.request.sampling.seed for run in decode.commands("run")]
         assert seeds == [1, 5, 3, 2, 4]
+
+
+async def _in_turn(store: RedisServer, requests: list[dict[str, Any]]) -> list[int]:
+    """Numbers of requests, in the order in which they run one by one, once they all wait."""
+    async with router_bench(store, max_slots_per_worker=1) as bench:
+        decode = await bench.add("d0", full=True)
+        client = await bench.client()
+        answers = [await client.submit()]
+        await until(lambda: decode.commands("run"))
+        answers += [await client.submit(max_tokens=2, **fields) for fields in requests]
+        await until(lambda: len(bench.router.coordinator.queue) == len(requests))
+        decode.full = False
+        await until(lambda: all(answer.ended for answer in answers))
+        first, *seeds = [run.request.sampling.seed for run in decode.commands("run")]
+        return [seed - first - 1 for seed in seeds]
+
+
+async def test_a_tenant_with_many_requests_does_not_keep_another_waiting(
+    store: RedisServer,
+) -> None:
+    many: list[dict[str, Any]] = [{"tenant": "many"}] * 8
+    few: list[dict[str, Any]] = [{"tenant": "few", "tenant_weight": 2.0}] * 4
+    order = await _in_turn(store, many + few)
+    assert [number for number in order if number < 8] == list(range(8))
+    first = order[:6]
+    assert len([number for number in first if number >= 8]) == 4, "two of its for one of the other"
+
+
+async def test_a_priority_counts_for_more_than_a_tenants_share(store: RedisServer) -> None:
+    order = await _in_turn(
+        store, [{"tenant": "a"}, {"tenant": "b", "priority": -1}, {"tenant": "b", "priority": -1}]
+    )
+    assert order == [1, 2, 0]
+
+
+async def test_whose_first_token_is_due_first_goes_first(store: RedisServer) -> None:
+    order = await _in_turn(store, [{}, {"ttft_ms": 9000}, {"ttft_ms": 500}, {"budget_ms": 8000}])
+    assert order == [2, 3, 1, 0]
+
+
+async def test_a_full_queue_is_no_single_tenants(store: RedisServer) -> None:
+    async with router_bench(store, queue_limit=4, max_slots_per_worker=1) as bench:
+        decode = await bench.add("d0", full=True)
+        client = await bench.client()
+        first = await client.submit(tenant="many")
+        await until(lambda: decode.commands("run"))
+        many = [await client.submit(tenant="many") for _ in range(4)]
+        await until(lambda: len(bench.router.coordinator.queue) == 4)
+        few = [await client.submit(tenant="few") for _ in range(2)]
+        await until(lambda: all(answer.ended for answer in many[2:]))
+        for refused in many[2:]:
+            assert refused.error is not None
+            assert refused.error.code == common_pb2.ERROR_CODE_OVERLOADED
+            assert refused.error.retry_after_ms >= 1000
+        decode.full = False
+        served = [first, *many[:2], *few]
+        await until(lambda: all(answer.ended for answer in served))
+        for answer in served:
+            answer.check(8)
+        await bench.check_idle()
 
 
 async def test_work_whose_deadline_passes_in_the_queue_never_starts(store: RedisServer) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 
-def entry(name: str, keys: Iterable[str], **limits: int) -> str:
+def entry(name: str, keys: Iterable[str], **limits: float) -> str:
     digests = [hashlib.sha256(key.encode()).hexdigest() for key in keys]
     lines = [f"[tenants.{name}]", f"keys = {digests}"]
     return "\n".join([*lines, *(f"{limit} = {value}" for limit, value in limits.items()), ""])

@@ -144,7 +144,8 @@ def make_request(
     seed: int, num_prompt: int, max_tokens: int, n: int = 1, **fields: Any
 ) -> common_pb2.TokenRequest:
     prompt = fields.pop("prompt", None) or [(seed * 31 + i) % 32000 for i in range(num_prompt)]
-    root = root_key(fields.pop("digest", DIGEST), tenant_salt(SECRET.encode(), "t"))
+    tenant = fields.get("tenant", "t")
+    root = root_key(fields.pop("digest", DIGEST), tenant_salt(SECRET.encode(), tenant))
     sampling = common_pb2.SamplingParams(
         max_tokens=max_tokens,
         temperature=1,

@@ -129,12 +129,15 @@ async def test_every_option_arrives(asked: Asked, deployment: Deployment) -> Non
         "logits_processors": ["plain", ("other", '{"a": 1}')],
         "seed": 2**64 - 1,
         "priority": -3,
+        "ttft_ms": 2000,
+        "itl_ms": 12.5,
         "prompt_logprobs": 2,
     }
     await asked.generate([1, 2, 3], **options)
     request = deployment.router.submissions[0].request
     sampling = request.sampling
     assert list(request.token_ids) == [1, 2, 3] and request.priority == -3
+    assert 0 < request.ttft_ms < 2000 and request.itl_ms == 12.5
     assert (sampling.max_tokens, sampling.seed) == (7, 2**64 - 1)
     assert dict(sampling.logit_bias) == {3: 1.5} and sampling.num_prompt_logprobs == 2
     assert [list(word.ids) for word in sampling.bad_words] == [[97, 98], [9, 8]]

@@ -1,6 +1,7 @@
 """Fields of sampling on their way from HTTP and gRPC to a router, and a prompt's logprobs back."""
 
 import dataclasses
+import functools
 import math
 import threading
 from collections.abc import Sequence
@@ -80,6 +81,33 @@ async def test_all_fields_reach_the_router_the_same_way(deployment: Deployment) 
         plain, other = sampling.logits_processors
         assert (plain.name, plain.arguments) == ("plain", "{}")
         assert other.name == "other" and other.arguments.replace(" ", "") == '{"a":[1,"ü"]}'
+
+
+async def test_hoped_for_times_reach_the_router_less_what_was_spent(deployment: Deployment) -> None:
+    wanted = {"ttft_ms": 5000, "itl_ms": 12.5}
+    for ask in (deployment.chat, deployment.complete, functools.partial(generate, deployment)):
+        await ask(**wanted)
+        await ask()
+        hopes, silent = (made.request for made in deployment.router.submissions[-2:])
+        assert 3000 < hopes.ttft_ms < 5000 and hopes.itl_ms == 12.5
+        assert (silent.ttft_ms, silent.itl_ms, silent.tenant_weight) == (0, 0, 1)
+        await ask(ttft_ms=0.001)
+        late = deployment.router.submissions[-1].request
+        assert late.ttft_ms == 1, "as soon as can be; 0 would say nothing"
+
+
+@pytest.mark.parametrize("name", ["ttft_ms", "itl_ms"])
+@pytest.mark.parametrize("value", [0, -1, 3_600_000.5])
+async def test_times_that_nobody_can_hope_for_are_refused(
+    deployment: Deployment, name: str, value: float
+) -> None:
+    fields = {name: value}
+    error = (await deployment.complete(**fields)).json()["error"]
+    assert error["param"] == name and "3600000" in error["message"]
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await generate(deployment, **fields)
+    assert caught.value.details() == error["message"]
+    assert not deployment.router.submissions
 
 
 SMALLEST = {"repetition_penalty": 1e-6, "top_p": 1e-46, "typical_p": 5e-324, "temperature": 1e-50}

@@ -120,6 +120,20 @@ async def test_kv_is_named_by_tenant_and_a_cache_salt_only_narrows_it(guarded: D
         assert answer.json()["error"]["param"] == "cache_salt"
 
 
+async def test_a_tenants_weight_travels_with_its_requests(
+    guarded: Deployment, tmp_path: Path
+) -> None:
+    keys = write(tmp_path / "keys.toml", entry("acme", [ACME], weight=2.5), entry("o", [OTHER]))
+    async with running(guarded.model_dir, api_keys=keys) as own:
+        for key, weight in ((ACME, 2.5), (OTHER, 1.0)):
+            await complete(own, key)
+            await own.http.post(
+                "/v1/embeddings", json={"model": "mock", "input": "a"}, headers=bearer(key)
+            )
+            for made in own.router.submissions[-2:]:
+                assert made.request.tenant_weight == weight
+
+
 async def generate(own: Deployment, metadata: Any, **fields: Any) -> str:
     async with connect(f"127.0.0.1:{own.gateway.grpc_port}") as channel:
         stub = GenerateServiceStub(channel)  # type: ignore[no-untyped-call]

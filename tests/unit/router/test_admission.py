@@ -5,6 +5,7 @@ import pytest
 
 from paceline.core.errors import Overloaded, Unavailable
 from paceline.router.admission import AdmissionQueue
+from paceline.router.lineup import Turn
 
 
 class _Slot:
@@ -41,8 +42,14 @@ def _wait(
     group: str = "m",
     num_tokens: int = 100,
 ) -> asyncio.Task[_Slot]:
-    order = queue.next_order(priority)
-    return asyncio.create_task(queue.wait(group, order, room.place(name), num_tokens))
+    turn = _turn(queue, priority, num_tokens)
+    return asyncio.create_task(queue.wait(group, turn, room.place(name)))
+
+
+def _turn(
+    queue: AdmissionQueue[_Slot], priority: int = 0, num_tokens: int = 1, tenant: str = "t"
+) -> Turn:
+    return Turn(priority, tenant, 1.0, 10.0, queue.next_arrival(), num_tokens)
 
 
 async def test_whoever_finds_room_does_not_wait() -> None:
@@ -70,11 +77,11 @@ async def test_a_full_queue_says_when_to_come_back() -> None:
     tasks = [_wait(queue, room, name) for name in "ab"]
     await asyncio.sleep(0)
     with pytest.raises(Overloaded, match="2 requests with 200 tokens are waiting") as refused:
-        queue.check_room(1)
+        queue.make_room(_turn(queue, num_tokens=1))
     assert refused.value.retry_after_s is not None and 1 <= refused.value.retry_after_s <= 60
     tasks[1].cancel()
     await asyncio.gather(tasks[1], return_exceptions=True)
-    queue.check_room(1)
+    queue.make_room(_turn(queue, num_tokens=1))
     tasks[0].cancel()
     await asyncio.gather(tasks[0], return_exceptions=True)
     assert len(queue) == 0
@@ -82,18 +89,18 @@ async def test_a_full_queue_says_when_to_come_back() -> None:
 
 async def test_long_prompts_fill_the_queue_sooner_and_an_empty_one_takes_any() -> None:
     queue, room = AdmissionQueue[_Slot](8, 1000), _Room(0)
-    queue.check_room(5000)
+    queue.make_room(_turn(queue, num_tokens=5000))
     tasks = [_wait(queue, room, name, num_tokens=450) for name in "ab"]
     await asyncio.sleep(0)
-    queue.check_room(100)
+    queue.make_room(_turn(queue, num_tokens=100))
     with pytest.raises(Overloaded, match="2 requests with 900 tokens are waiting"):
-        queue.check_room(101)
+        queue.make_room(_turn(queue, num_tokens=101))
     room.free = 1
     queue.wake()
-    queue.check_room(550)
+    queue.make_room(_turn(queue, num_tokens=550))
     tasks[1].cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    queue.check_room(5000)
+    queue.make_room(_turn(queue, num_tokens=5000))
 
 
 async def test_groups_do_not_wait_for_each_other() -> None:
@@ -106,7 +113,7 @@ async def test_groups_do_not_wait_for_each_other() -> None:
 
 async def test_one_that_gives_up_lets_the_next_go() -> None:
     queue, room = AdmissionQueue[_Slot](4, 1000), _Room(0)
-    large = asyncio.create_task(queue.wait("m", queue.next_order(0), lambda: None, 1))
+    large = asyncio.create_task(queue.wait("m", _turn(queue), lambda: None))
     small = _wait(queue, room, "small")
     await asyncio.sleep(0)
     room.free = 1
@@ -124,7 +131,7 @@ async def test_an_error_ends_one_wait_only() -> None:
         if broken:
             raise Unavailable("nobody is left")
 
-    first = asyncio.create_task(queue.wait("m", queue.next_order(0), place, 1))
+    first = asyncio.create_task(queue.wait("m", _turn(queue), place))
     second = _wait(queue, room, "b")
     await asyncio.sleep(0)
     broken, room.free = True, 1
@@ -159,3 +166,54 @@ async def test_cancelled_before_the_wake_takes_nothing() -> None:
     queue.wake()
     assert await stays
     assert room.taken == ["stays"] and len(queue) == 0
+
+
+async def test_a_full_queue_is_shared_between_tenants() -> None:
+    queue, room = AdmissionQueue[_Slot](4, 10_000), _Room(0)
+    turns = [_turn(queue, tenant="many") for _ in range(4)]
+    tasks = [asyncio.create_task(queue.wait("m", turn, room.place("many"))) for turn in turns]
+    await asyncio.sleep(0)
+    for _ in range(2):
+        turn = _turn(queue, tenant="few")
+        queue.make_room(turn)
+        tasks.append(asyncio.create_task(queue.wait("m", turn, room.place("few"))))
+        await asyncio.sleep(0)
+    assert len(queue) == 4
+    for task in tasks[2:4]:
+        with pytest.raises(Overloaded, match="4 requests with"):
+            await task
+    with pytest.raises(Overloaded):
+        queue.make_room(_turn(queue, tenant="few"))
+    with pytest.raises(Overloaded):
+        queue.make_room(_turn(queue, tenant="many"))
+    room.free = 9
+    queue.wake()
+    await asyncio.gather(*tasks[:2], *tasks[4:])
+    assert len(queue) == 0 and sorted(room.taken) == ["few", "few", "many", "many"]
+
+
+async def test_a_higher_priority_takes_the_place_of_the_newest_of_a_lower_one() -> None:
+    queue, room = AdmissionQueue[_Slot](2, 10_000), _Room(0)
+    tasks = [_wait(queue, room, name, priority=5) for name in "ab"]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded):
+        queue.make_room(_turn(queue, priority=6))
+    queue.make_room(_turn(queue, priority=-1))
+    with pytest.raises(Overloaded):
+        await tasks[1]
+    assert len(queue) == 1
+    room.free = 1
+    queue.wake()
+    await tasks[0]
+
+
+async def test_one_that_takes_too_many_places_takes_none() -> None:
+    """A long prompt for which nobody gives up enough."""
+    queue, room = AdmissionQueue[_Slot](8, 1000), _Room(0)
+    tasks = [_wait(queue, room, "low", priority=1), _wait(queue, room, "own", num_tokens=700)]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded):
+        queue.make_room(_turn(queue, num_tokens=900))
+    assert len(queue) == 2
+    for task in tasks:
+        task.cancel()
