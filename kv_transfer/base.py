@@ -76,7 +76,8 @@ class Link(Protocol):
     def read(self, piece: Piece, timeout_s: float) -> CellSums:
         """Copies `piece` and returns the sums of what lies in the destination.
 
-        Raises PeerGone (dead, closed, silent past `timeout_s`), KvUnavailable (no such page),
+        Raises PeerGone (dead, closed, silent past `timeout_s`, or earlier where the transport can
+        tell silence from slowness), KvUnavailable (no such page),
         Overloaded (other reads over this link took all of `timeout_s`: the peer is well).
         """
         ...

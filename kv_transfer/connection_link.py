@@ -9,6 +9,8 @@ from paceline.core.errors import IncompatiblePeer, KvUnavailable, Overloaded, Pe
 from paceline.kv_transfer.base import MAX_PIECE_PAGES, CellSums, LocalPool, Piece
 from paceline.kv_transfer.geometry import check_destination_pages, check_source_pages
 
+BROKEN_WITHIN_S = 0.5  # an idle connection that fails later was not broken before: its peer is gone
+
 
 class Connection(Protocol):
     """Used by one thread at a time; `shut` may be called from any."""
@@ -68,9 +70,10 @@ class ConnectionLink:
             idle = self._take_idle()
             if idle:
                 try:
+                    began = time.monotonic()
                     return self._read_over(idle, piece, deadline)
                 except PeerGone:
-                    if self._closed or time.monotonic() >= deadline:
+                    if self._closed or time.monotonic() >= min(deadline, began + BROKEN_WITHIN_S):
                         raise
             return self._read_over(self._rebuild(deadline), piece, deadline)
         finally:

@@ -31,6 +31,8 @@ _log = structlog.get_logger("paceline.kv_transfer")
 
 Addresses = dict[str, bytes]  # by transport
 
+FALL_BACK_S = 1.0  # for a peer that another transport has lost to answer
+
 
 class MultiSource:
     """Several sources of one pool."""
@@ -169,7 +171,8 @@ class MultiLink:
         with self._lock:
             if self._choice is not lost or self._closed:
                 return
-            self._choice = self._reader.choose(lost.others, self._peer, deadline)
+            answers_by = min(deadline, time.monotonic() + FALL_BACK_S)
+            self._choice = self._reader.choose(lost.others, self._peer, answers_by)
             self.transport = self._choice.name
             self.lost += (f"{lost.name}: {error.message}", *self._choice.lost)
             _log.warning(

@@ -37,6 +37,8 @@ NO_SUCH_PAGE = 0x45505650  # value: the page; the connection goes on
 KEEPALIVE_IDLE_S = 3
 KEEPALIVE_INTERVAL_S = 1
 DEAD_AFTER_S = 6  # unacknowledged for so long: the peer is gone
+SILENT_AFTER_S = 1.5  # not a byte of what a reader waits for: it asks elsewhere
+_WAIT_S = 0.25  # of one call, which may return after it with what it has
 _TIMEVAL = struct.Struct("ll")
 _PEEK = int(socket.MSG_DONTWAIT | socket.MSG_PEEK)  # once: it takes longer than the call
 
@@ -101,20 +103,23 @@ def set_timeout(connection: Stream, option: int, timeout_s: float) -> None:
 
 
 def receive_into(connection: Stream, view: memoryview, deadline: float) -> None:
-    """Fills `view`. Raises PeerGone: the end of the stream, an error, or `deadline` passed."""
+    """Fills `view`. Raises PeerGone: the end of the stream, an error, `deadline` passed, or
+    nothing came for SILENT_AFTER_S."""
+    heard = time.monotonic()
     while len(view):
-        remaining = deadline - time.monotonic()
+        remaining = min(deadline, heard + SILENT_AFTER_S) - time.monotonic()
         if remaining <= 0:
             raise PeerGone("the peer is silent")
-        set_timeout(connection, socket.SO_RCVTIMEO, max(remaining, 1e-6))
+        set_timeout(connection, socket.SO_RCVTIMEO, max(min(remaining, _WAIT_S), 1e-6))
         try:
             received = connection.recv_into(view, 0, socket.MSG_WAITALL)
         except BlockingIOError:
-            continue  # the deadline has passed
+            continue
         except OSError as error:
             raise PeerGone(f"the connection broke: {error.strerror}") from None
         if not received:
             raise PeerGone("the peer closed the connection")
+        heard = time.monotonic()
         view = view[received:]
 
 

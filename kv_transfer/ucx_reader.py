@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+import time
 
 import msgspec
 import numpy as np
@@ -92,7 +93,7 @@ class UcxConnection(TcpClient):
         cells = bytearray(num_bytes)
         transfer = UcxTransfer([memoryview(cells)], tag)
         self._channel.start(transfer, is_send=False)
-        self._channel.finish(transfer, 1, deadline, self.is_usable)
+        self._finish(transfer, 1, deadline)
         scatter_cells(cells, memory, piece.destination_pages, group, piece.num_tokens)
         return sum_pages(memory, piece.destination_pages, group, piece.num_tokens)
 
@@ -109,6 +110,10 @@ class UcxConnection(TcpClient):
         transfer = UcxTransfer(parts, tag)
         self._channel.start(transfer, is_send=False)
         for i in range(len(pages)):
-            self._channel.finish(transfer, i + 1, deadline, self.is_usable)
+            self._finish(transfer, i + 1, deadline)
             sums[i] = sum_pages(memory, pages[i : i + 1], group)
         return sums
+
+    def _finish(self, transfer: UcxTransfer, num_parts: int, deadline: float) -> None:
+        deadline = min(deadline, time.monotonic() + wire.SILENT_AFTER_S)
+        self._channel.finish(transfer, num_parts, deadline, self.is_usable)

@@ -4,7 +4,6 @@ import asyncio
 import random
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import grpc
 import numpy as np
@@ -32,7 +31,7 @@ from tests.support.fake_router import (
     token,
 )
 from tests.support.worker_pair import Workers, is_free, workers
-from tests.support.workers import wait_for
+from tests.support.workers import flip_a_byte, wait_for
 
 TRANSPORTS = ("shm", "tcp")
 STEP_S = 0.004
@@ -393,17 +392,6 @@ async def page_of_block(source: Attachment, request: common_pb2.TokenRequest, bl
         await stub.Unpin(unpin, metadata=token())
     page: int = pinned.runs[0].pages[block].page
     return page
-
-
-def flip_a_byte(pid: int, offset: int) -> None:
-    """In the pool that the process `pid` has mapped."""
-    maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    start = next(int(line.split("-")[0], 16) for line in maps if "memfd:paceline-kv" in line)
-    with open(f"/proc/{pid}/mem", "r+b", buffering=0) as memory:
-        memory.seek(start + offset)
-        (byte,) = memory.read(1)
-        memory.seek(start + offset)
-        memory.write(bytes([byte ^ 1]))
 
 
 async def test_each_role_takes_its_own_commands(deployment: Workers) -> None:

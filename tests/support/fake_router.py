@@ -85,6 +85,7 @@ class Attachment:
         self.info = worker_pb2.WorkerInfo()
         self.load = worker_pb2.Load()
         self.num_frames = 0
+        self.last_heard = time.monotonic()
         self.closed: asyncio.Event = asyncio.Event()
         self.status: grpc.StatusCode | None = None
         self._slots: dict[int, SlotLog] = {}
@@ -111,6 +112,10 @@ class Attachment:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._channel.close(None)
+
+    @property
+    def silent_s(self) -> float:
+        return time.monotonic() - self.last_heard
 
     # --- commands ---
 
@@ -169,6 +174,7 @@ class Attachment:
 
     def _apply(self, frame: worker_pb2.WorkerFrame) -> None:
         self.num_frames += 1
+        self.last_heard = time.monotonic()
         self.load = frame.load
         for emission in frame.emissions:
             self._slots[emission.slot].add(emission)

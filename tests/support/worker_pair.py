@@ -9,6 +9,7 @@ from tests.support.fake_router import Attachment
 from tests.support.mock_model import write_mock_model
 from tests.support.workers import WorkerProcess, start_worker, wait_for
 
+BUSY_STATES = ("mapped", "pinned", "quarantined")  # of pages that are neither free nor cached
 FAST: dict[str, object] = {"silence_s": 1.5, "beat_s": 0.2, "stall_s": 1.5, "drain_timeout_s": 3}
 
 
@@ -37,10 +38,7 @@ class Workers:
 def is_free(worker: WorkerProcess) -> bool:
     """Nothing is held, and the books of the pool balance."""
     slots = worker.metric("paceline_worker_slots") + worker.metric("paceline_leases_active")
-    pages = [
-        worker.metric(f'paceline_worker_pages{{state="{state}"}}')
-        for state in ("mapped", "pinned", "quarantined")
-    ]
+    pages = [worker.metric(f'paceline_worker_pages{{state="{state}"}}') for state in BUSY_STATES]
     balanced = worker.metric("paceline_worker_page_books_balanced")
     return slots == 0 and not any(pages) and balanced == 1
 

@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,10 +22,11 @@ class WorkerProcess:
     process: "subprocess.Popen[bytes]"
     port: int
     probe_port: int
+    host: str = "127.0.0.1"  # where we reach it
 
     @property
     def endpoint(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -35,7 +38,7 @@ class WorkerProcess:
 
     def not_ready(self) -> str:
         """Why /readyz is not 200; empty when it is."""
-        return probe(self.probe_port, "/readyz", 200)
+        return probe(self.probe_port, "/readyz", 200, self.host)
 
     def metric(self, name: str) -> float:
         """Sum over the labels of one metric; 0 when it is not there."""
@@ -43,7 +46,7 @@ class WorkerProcess:
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
     def metrics(self) -> list[str]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.probe_port, timeout=2)
+        connection = http.client.HTTPConnection(self.host, self.probe_port, timeout=2)
         connection.request("GET", "/metrics")
         lines = connection.getresponse().read().decode().splitlines()
         connection.close()
@@ -64,11 +67,13 @@ class WorkerProcess:
             self.process.kill()
 
 
-def start_worker(role: str, model: Path, **settings: object) -> WorkerProcess:
-    """Returns at once; `settings` are fields of WorkerConfig."""
+def start_worker(
+    role: str, model: Path, prefix: Sequence[str] = (), /, **settings: object
+) -> WorkerProcess:
+    """Returns at once; `settings` are fields of WorkerConfig, `prefix` what starts its command."""
     ports = {"port": free_port(), "probe_port": free_port()}
     given = {"pool_mib": 4, "num_threads": 1, "model": model, **ports, **settings}
-    command = [sys.executable, "-P", "-m", "paceline.cli.main", role]
+    command = [*prefix, sys.executable, "-P", "-m", "paceline.cli.main", role]
     for name, value in given.items():
         command += [f"--{name.replace('_', '-')}", str(value)]
     environment = {**os.environ, "PACELINE_WORKER_SECRET": SECRET}
@@ -76,8 +81,8 @@ def start_worker(role: str, model: Path, **settings: object) -> WorkerProcess:
     return WorkerProcess(process, ports["port"], ports["probe_port"])
 
 
-def probe(port: int, path: str, status: int) -> str:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
+def probe(port: int, path: str, status: int, host: str = "127.0.0.1") -> str:
+    connection = http.client.HTTPConnection(host, port, timeout=2)
     try:
         connection.request("GET", path)
         answer = connection.getresponse()
@@ -87,6 +92,30 @@ def probe(port: int, path: str, status: int) -> str:
         return repr(error)
     finally:
         connection.close()
+
+
+def flip_a_byte(pid: int, offset: int) -> None:
+    """In the pool that the process `pid` has mapped."""
+    maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    start = next(int(line.split("-")[0], 16) for line in maps if "memfd:paceline-kv" in line)
+    with open(f"/proc/{pid}/mem", "r+b", buffering=0) as memory:
+        memory.seek(start + offset)
+        (byte,) = memory.read(1)
+        memory.seek(start + offset)
+        memory.write(bytes([byte ^ 1]))
+
+
+@contextmanager
+def pool_of(pid: int) -> Iterator[int]:
+    """A descriptor to read the pool that the process `pid` has made."""
+    folder = Path(f"/proc/{pid}/fd")
+    links = ((path, os.readlink(path)) for path in folder.iterdir())
+    path = next(path for path, link in links if "memfd:paceline-kv" in link)
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def free_port() -> int:

@@ -10,7 +10,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from paceline.core.errors import IncompatiblePeer, PeerGone
-from paceline.kv_transfer import registry
+from paceline.kv_transfer import multi, registry
+from paceline.kv_transfer import tcp_wire as wire
 from paceline.kv_transfer.base import Piece, Pool
 from paceline.kv_transfer.multi import MultiReader, MultiSource, export
 from tests.contract.ends import SETTINGS
@@ -101,6 +102,26 @@ def test_a_transport_that_hangs_leaves_the_next_one_time(source: MultiSource, po
         assert again.transport == "shm"
         link.close()
         again.close()
+
+
+def test_a_peer_that_is_cut_off_is_gone_soon(
+    source: MultiSource, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits for its KV asks elsewhere: no transport is given all of the deadline."""
+    monkeypatch.setattr(wire, "SILENT_AFTER_S", 0.6)
+    monkeypatch.setattr(multi, "FALL_BACK_S", 0.3)
+    monkeypatch.setattr(
+        registry, "_entries", {**registry._entries, "tcp2": registry._entries["tcp"]}
+    )
+    with proxy_to(source.addresses()["tcp"]) as proxy, reader_of(pool, "tcp", "tcp2") as reader:
+        offered = {"tcp": proxy.address(), "tcp2": proxy.address()}
+        link = reader.connect_to(offered, timeout_s=2)
+        proxy.pause()
+        started = time.monotonic()
+        with pytest.raises(PeerGone):
+            link.read(Piece(EVERY, EVERY), timeout_s=10)
+        assert time.monotonic() - started < 2
+        link.close()
 
 
 def test_a_closed_link_does_not_fall_back(source: MultiSource, pool: Pool) -> None:

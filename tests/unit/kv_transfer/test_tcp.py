@@ -97,6 +97,32 @@ def keepalive_seconds(port: int) -> list[float]:
     return [int(found[2], 16) / 100 for line in lines if (found := pattern.search(line))]
 
 
+def test_a_peer_that_falls_silent_is_given_up_before_the_deadline(
+    proxied: tuple[Ends, Proxy, Link], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As behind a link that was cut: nothing says so. The peer is not asked once more."""
+    monkeypatch.setattr(wire, "SILENT_AFTER_S", 0.6)
+    _, proxy, link = proxied
+    proxy.pause()
+    started = time.monotonic()
+    with pytest.raises(PeerGone, match="silent"):
+        link.read(Piece(ids(1), ids(1)), timeout_s=10)
+    assert 0.6 < time.monotonic() - started < 2.5
+    assert proxy.num_accepted == 1
+
+
+def test_a_link_that_is_slow_is_not_silent(
+    proxied: tuple[Ends, Proxy, Link], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "SILENT_AFTER_S", 0.6)
+    ends, proxy, link = proxied
+    proxy.bytes_per_s = LARGE.page_bytes  # 0.09 s for what the proxy takes at once
+    started = time.monotonic()
+    link.read(Piece(ids(1), ids(1)), timeout_s=10)
+    assert time.monotonic() - started > 0.8
+    assert np.array_equal(pages_of(ends.pool)[1], pages_of(ends.source_pool)[1])
+
+
 def test_a_link_that_idled_works_at_once(ends: Ends) -> None:
     time.sleep(0.5)
     started = time.monotonic()
@@ -199,7 +225,8 @@ def test_a_process_that_took_over_the_port_is_no_peer(proxied: tuple[Ends, Proxy
     successor_settings = TransportSettings("incarnation-2", secret=SETTINGS.secret)
     successor = registry.make_source("tcp", make_pool(LARGE, 1, 2), successor_settings)
     successor.start()
-    proxy._target = msgspec.msgpack.decode(successor.address(), type=wire.TcpAddress)
+    address = msgspec.msgpack.decode(successor.address(), type=wire.TcpAddress)
+    proxy.target = (address.host, address.port)
     proxy.cut()
     with pytest.raises(PeerGone, match="the source was replaced"):
         link.read(Piece(ids(0), ids(0)), timeout_s=2)

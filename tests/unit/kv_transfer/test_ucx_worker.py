@@ -13,14 +13,29 @@ from paceline.core.errors import PeerGone
 from paceline.kv_transfer import ucx_worker
 from paceline.kv_transfer.ucx_transfer import UcxTransfer
 from paceline.kv_transfer.ucx_worker import UcxWorker
+from tests.support.workers import wait_for
 
 
 class UCXError(Exception):
     pass
 
 
+class Request:
+    """Completes when the test says so."""
+
+    completed = False
+    error = ""
+
+    def end(self, error: str = "") -> None:
+        self.completed, self.error = True, error
+
+    def check_error(self) -> None:
+        if self.error:
+            raise UCXError(self.error)
+
+
 class FakeUcx:
-    """ucxx's worker and endpoint. Requests never complete."""
+    """ucxx's worker and endpoint. Requests never complete by themselves."""
 
     address = memoryview(b"address")
 
@@ -30,6 +45,7 @@ class FakeUcx:
         self.close_fails = False
         self.may_progress = threading.Event()
         self.may_progress.set()
+        self.requests: list[Request] = []
 
     def init_blocking_progress_mode(self) -> None:
         pass
@@ -50,7 +66,11 @@ class FakeUcx:
             raise UCXError("endpoint timed out")
 
     def tag_recv(self, part: Any, tag: int) -> Any:
-        return SimpleNamespace(completed=False)
+        self.requests.append(Request())
+        return self.requests[-1]
+
+    def wake(self) -> None:
+        os.eventfd_write(self.epoll_file_descriptor, 1)
 
 
 @pytest.fixture
@@ -106,4 +126,31 @@ def test_a_silent_ucx_is_waited_for_no_longer_than_the_deadline(ucx: FakeUcx) ->
         for _ in range(2):  # the first may come before the silence
             worker.open(b"peer", time.monotonic() + 0.1)
     ucx.may_progress.set()
+    worker.close()
+
+
+def test_sglang_36707_nothing_is_released_while_a_message_is_unresolved(ucx: FakeUcx) -> None:
+    """https://github.com/sgl-project/sglang/pull/36707: one chunk of a room has failed and another
+    is unresolved; what ends of the room meanwhile must not release it."""
+    worker = UcxWorker()
+    channel = worker.open(b"peer", soon())
+    transfer = UcxTransfer([memoryview(b"part")] * 3, 0)
+    channel.start(transfer, is_send=False)
+    wait_for(lambda: len(ucx.requests) == 3, 2)
+    failed, second, unresolved = ucx.requests
+    failed.end("the chunk has failed")
+    ucx.wake()
+    with pytest.raises(PeerGone, match="the chunk has failed"):
+        channel.finish(transfer, 3, soon(), lambda: True)
+    closing = threading.Thread(target=channel.close)
+    closing.start()
+    second.end()
+    for _ in range(3):
+        ucx.wake()
+        closing.join(0.05)
+        assert closing.is_alive() and not channel.is_released
+    unresolved.end("cancelled")
+    ucx.wake()
+    closing.join(2)
+    assert not closing.is_alive() and channel.is_released
     worker.close()
