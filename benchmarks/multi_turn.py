@@ -1,8 +1,9 @@
 """How much of a conversation is computed again, over two prefill and two decode workers.
 
-Eight conversations at once, mock model: a start of 512 tokens, then ten turns of 64 tokens in and
-64 out. A perfect cache computes of each turn only what is new in it: all that stood before the
-turn, the last answer too but for its last token, has KV somewhere.
+Eight conversations at once: a start of 512 tokens, then ten turns of 64 tokens in and 64 out. A
+perfect cache computes of each turn only what is new in it: all that stood before the turn, the last
+answer too but for its last token, has KV somewhere. The mock model takes a millisecond for a token
+of a prompt, as the demo model does on two cores: what costs nothing to compute is not pulled.
 
 recomputed_fraction   tokens with KV somewhere that were computed again, of all of those
 """
@@ -14,8 +15,10 @@ from pathlib import Path
 from random import Random
 
 from benchmarks.common import Options, publish, show
-from benchmarks.deployment import deployment, mock_model
+from benchmarks.deployment import deployment, mock_model, workers_total
 from benchmarks.loadgen import TIMING, Call, send
+from paceline.core import metrics as names
+from paceline.worker.pull_choice import Outcome
 
 NUM_CONVERSATIONS = 8
 NUM_QUICK = 2
@@ -23,6 +26,7 @@ START_TOKENS = 512
 TURN_TOKENS = 64
 NUM_TURNS = 10
 PAUSE_S = 1.0  # a reader's: by then the index knows what the turn before has left
+TOKEN_S = 0.001
 VOCAB_SIZE = 4096
 SEED = 3
 
@@ -74,9 +78,15 @@ async def converse_all(base_url: str, model: Path, num_conversations: int) -> Re
 
 def measure(options: Options) -> dict[str, float]:
     num_conversations = NUM_QUICK if options.quick else NUM_CONVERSATIONS
-    with mock_model(VOCAB_SIZE) as model, deployment(model, prefill=2, decode=2) as cluster:
+    with (
+        mock_model(VOCAB_SIZE, token_s=TOKEN_S) as model,
+        deployment(model, prefill=2, decode=2) as cluster,
+    ):
         show(f"{num_conversations} conversations of {NUM_TURNS} turns")
         reuse = asyncio.run(converse_all(cluster.base_url, model, num_conversations))
+        for result in Outcome:
+            num_tokens = workers_total(cluster, names.PREFIX_TOKENS, result=result.value)
+            show(f"  {num_tokens:6.0f} tokens that another worker held: {result.value}")
     return {"recomputed_fraction": 1 - reuse.cached / reuse.known, "known_tokens": reuse.known}
 
 

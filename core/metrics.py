@@ -64,6 +64,7 @@ LABELS = {
     "code": "error codes of core/errors.py",
     "outcome": "`completed`, `deadline`, `cancelled`, `bug`, and error codes",
     "kind": "`whole`, `split`",
+    "result": "`pulled`, or why not: docs/routing.md",
     "reason": "error codes of attempts; gRPC codes and what else ends a stream; forms of records",
     "finished_reason": "`stop`, `length`, `cancelled`",
     "role": "`prefill`, `decode`",
@@ -460,6 +461,12 @@ HANDOFF_SECONDS = Metric(
     " to the last page, what of the pull is not hidden.",
     ("stage",),
     _HANDOFF_BUCKETS,
+)
+PREFIX_TOKENS = Metric(
+    "counter",
+    "paceline_prefix_tokens_total",
+    "Tokens of prompts that another worker held, says the index: pulled, or computed, and why.",
+    ("result",),
 )
 TRANSFER_FAILURES = Metric("counter", "paceline_transfer_failures_total", "Hand-offs not adopted.")
 MISMATCHES_REPORTED = Metric(

@@ -60,7 +60,7 @@ class Commands:
             case Adopt() if group.is_filling and leader is not None:
                 self._adopt(leader, command)
             case Filled() if group.is_filling and leader is not None:
-                self._go_on(leader)
+                self._go_on(leader, command.is_copying)
             case Cancel():
                 self._cancel(group, command)
             case Release() if group.prefill_only:
@@ -145,9 +145,10 @@ class Commands:
         leader.num_computed = leader.num_tokens
         self.groups.fork(group, tokens)
 
-    def _go_on(self, leader: Sequence) -> None:
+    def _go_on(self, leader: Sequence, is_copying: bool) -> None:
         """Behind what was filled, if that is all; else it waits again, for the usual grant: what
-        has come is found by name like anything else."""
+        has come is found by name like anything else. Pages that a copy may still write stay in
+        quarantine until it ends."""
         group, num_filled = leader.group, leader.group.num_offered
         group.num_offered = 0
         self.groups.filling.discard(group)
@@ -156,7 +157,7 @@ class Commands:
             group.num_cached_tokens = min(num_cached, group.spec.num_prompt_tokens)
             self.groups.announce(group, num_filled)
         else:
-            self.groups.allocator.release(leader)
+            self.groups.allocator.release(leader, group.slot if is_copying else None)
         self.groups.scheduler.enqueue(leader)
 
     def _cancel(self, group: Group, command: Cancel) -> None:

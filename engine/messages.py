@@ -80,10 +80,13 @@ class Adopt(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Filled(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """What could be filled of a Fill has been `Pulled`, and nothing writes into its pages any more:
-    compute the rest."""
+    """What could be filled of a Fill has been `Pulled`: compute the rest.
+
+    `is_copying`: something may write into its pages still, `TransferClosed` follows. Else nothing
+    does."""
 
     slot: int
+    is_copying: bool = False
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -95,7 +98,7 @@ class Cancel(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 class TransferClosed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Nothing writes into the pages of this slot any more, which has ended before its Adopt or
-    Filled."""
+    Filled, or has gone on without a copy."""
 
     slot: int
 
@@ -262,6 +265,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     num_free_pages: int  # free, or cached and evictable, less what is promised or waited for
     num_pages: int
     num_preemptions: int
+    token_s: float = 0.0  # that a prompt token takes, on average of late; 0: not known yet
 
 
 class StepOutput(msgspec.Struct, frozen=True, array_like=True):

@@ -13,6 +13,7 @@ from paceline.core import tracing
 from paceline.core.errors import EngineFailure, KvUnavailable, PacelineError, Unavailable
 from paceline.core.tracing import NO_SPAN, Attributes, Tracing
 from paceline.router.planner import Plan, Split
+from paceline.router.prefix_hints import Hints
 from paceline.router.request import CANCELLED, Request, TokenLog
 from paceline.router.worker_session import Flight, WorkerSession
 from paceline.v1 import common_pb2, worker_pb2
@@ -33,8 +34,10 @@ class Attempt:
         choices: tuple[int, ...],
         plan: Plan,
         sessions: dict[str, WorkerSession],
+        hints: Hints = (),
     ) -> None:
         self.request = request
+        self.hints = hints  # for the worker that computes the prompt
         self.choices = choices
         self.plan = plan
         self.number = request.next_attempt

@@ -6,7 +6,7 @@ import time
 from paceline.core.errors import KvUnavailable, Unavailable
 from paceline.router.attempt import Attempt
 from paceline.router.config import RouterConfig
-from paceline.router.worker_session import Flight
+from paceline.router.worker_session import Flight, WorkerSession
 from paceline.rpc import tickets
 from paceline.v1 import common_pb2, worker_pb2
 
@@ -55,7 +55,9 @@ class Dispatcher:
         request.traceparent = attempt.traceparent
         if attempt.decode is None:
             attempt.compute.computing = True
-            run = worker_pb2.RunWhole(slot=attempt.compute.slot, request=request)
+            run = worker_pb2.RunWhole(
+                slot=attempt.compute.slot, request=request, hints=self._hints(attempt)
+            )
             attempt.compute.send(worker_pb2.WorkerCommand(run=run))
             await attempt.done
         else:
@@ -79,11 +81,13 @@ class Dispatcher:
         self, attempt: Attempt, decode: Flight, request: common_pb2.TokenRequest
     ) -> None:
         """Both sides at once: decode pulls what is committed while prefill computes the rest."""
-        ticket = self._mint(attempt, decode)
+        ticket = self._mint(attempt, attempt.compute.session, decode.session)
         source = attempt.compute.session.info.endpoint
         adopt = worker_pb2.Adopt(slot=decode.slot, ticket=ticket, source_endpoint=source)
         decode.send(worker_pb2.WorkerCommand(adopt=adopt))
-        prefill = worker_pb2.Prefill(slot=attempt.compute.slot, request=request, ticket=ticket)
+        prefill = worker_pb2.Prefill(
+            slot=attempt.compute.slot, request=request, ticket=ticket, hints=self._hints(attempt)
+        )
         attempt.compute.computing = True
         attempt.compute.send(worker_pb2.WorkerCommand(prefill=prefill))
 
@@ -94,8 +98,21 @@ class Dispatcher:
         finally:
             watch.stop()
 
-    def _mint(self, attempt: Attempt, decode: Flight) -> common_pb2.Ticket:
-        source, reader = attempt.compute.session.info, decode.session.info
+    def _hints(self, attempt: Attempt) -> list[worker_pb2.PrefixHint]:
+        return [
+            worker_pb2.PrefixHint(
+                ticket=self._mint(attempt, hint.source, attempt.compute.session),
+                source_endpoint=hint.source.info.endpoint,
+                num_blocks=hint.num_blocks,
+                num_own_blocks=hint.num_own_blocks,
+            )
+            for hint in attempt.hints
+        ]
+
+    def _mint(
+        self, attempt: Attempt, source_session: WorkerSession, reader_session: WorkerSession
+    ) -> common_pb2.Ticket:
+        source, reader = source_session.info, reader_session.info
         request = attempt.request
         life_ms = request.remaining_ms(_now()) + round(self._config.ticket_margin_s * 1000)
         ticket = common_pb2.Ticket(

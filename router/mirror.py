@@ -8,6 +8,7 @@ worker looks empty because Redis was.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from paceline.core.keys import INDEX_KEY_BYTES, KEY_BYTES
 from paceline.router.index import PrefixIndex, View
@@ -192,6 +193,13 @@ class WorkerMirror:
         return view
 
 
+class HeldBlocks(NamedTuple):
+    """Leading blocks of a request that each (worker id, incarnation) says it holds."""
+
+    in_best_tier: dict[tuple[str, str], int]
+    in_pool: dict[tuple[str, str], int]  # from where others may pull them
+
+
 class MirrorSet:
     """Mirrors of all workers, by worker id; what the planner asks."""
 
@@ -216,14 +224,16 @@ class MirrorSet:
         mirror = self.workers.get(event.worker_id)
         return mirror if mirror is not None and mirror.incarnation == event.incarnation else None
 
-    def cached_blocks(self, block_keys: bytes) -> dict[tuple[str, str], int]:
-        """Leading blocks that each (worker id, incarnation) holds in the best of its tiers, by what
-        it published."""
-        most: dict[tuple[str, str], int] = {}
+    def held_blocks(self, block_keys: bytes) -> HeldBlocks:
+        found = HeldBlocks({}, {})
         for view, num_blocks in self.index.match(block_keys, KEY_BYTES).items():
-            worker, _ = self._owners[view]
-            most[worker] = max(most.get(worker, 0), num_blocks)
-        return most
+            worker, tier = self._owners[view]
+            most = found.in_best_tier.get(worker, 0)
+            found.in_best_tier[worker] = max(most, num_blocks)
+            if tier == DEVICE:
+                most = found.in_pool.get(worker, 0)
+                found.in_pool[worker] = max(most, num_blocks)
+        return found
 
     def blocks_by_tier(self, block_keys: bytes) -> dict[tuple[str, str], dict[str, int]]:
         """The same, tier by tier; only what is not 0."""

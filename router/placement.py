@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from paceline.core.errors import (
@@ -19,7 +20,9 @@ from paceline.router.config import RouterConfig
 from paceline.router.decision_log import DecisionLog
 from paceline.router.fleet import Fleet, Revision
 from paceline.router.lineup import Turn
+from paceline.router.mirror import HeldBlocks
 from paceline.router.planner import Job, Plan, Whole, plan
+from paceline.router.prefix_hints import Hints, hints_for
 from paceline.router.request import Request
 from paceline.router.worker_session import WorkerSession
 
@@ -28,8 +31,7 @@ MAX_SPLIT_FAILURES = 2  # then the hand-off itself is doubted: decode computes t
 
 
 class PrefixLookup(Protocol):
-    def cached_blocks(self, block_keys: bytes) -> dict[tuple[str, str], int]:
-        """Leading blocks that each (worker id, incarnation) holds, by what it published."""
+    def held_blocks(self, block_keys: bytes) -> HeldBlocks: ...
 
 
 class Line:
@@ -43,7 +45,7 @@ class Line:
         self.failed_at = float("-inf")
         self.may_split = True
         self.avoid: frozenset[str] = frozenset()
-        self.blocks: dict[tuple[str, str], int] = {}  # cached, when it was looked up last
+        self.held = HeldBlocks({}, {})  # when it was looked up last
         self.looked_up_at = float("-inf")
         self._choices = choices
 
@@ -131,7 +133,8 @@ class Placer:
             self._check_patience(line, now)
             return None
         self.decisions.note(line.request, job, found)
-        return Attempt(line.request, choices, found, self._sessions_of(found))
+        sessions = self._sessions_of(found)
+        return Attempt(line.request, choices, found, sessions, self._hints(line, found, sessions))
 
     def _plan(self, line: Line, job: Job, now: float) -> Plan | None:
         revision = self._fleet.revision(line.digest)
@@ -182,14 +185,31 @@ class Placer:
         if line.request.scores_prompt and num_tokens == line.request.num_prompt_tokens:
             return {}
         if now - line.looked_up_at > LOOKUP_LIFE_S:
-            line.blocks = self._lookup.cached_blocks(line.request.block_keys)
+            line.held = self._lookup.held_blocks(line.request.block_keys)
             line.looked_up_at = now
-        found = ((self._fleet.session_of(*owner), n) for owner, n in line.blocks.items())
         return {
             session: min(HASH_BLOCK_TOKENS * num_blocks, num_tokens - 1)
-            for session, num_blocks in found
-            if session is not None and session.info.content_digest == line.digest
+            for session, num_blocks in self._holders(line, line.held.in_best_tier)
         }
+
+    def _holders(
+        self, line: Line, blocks: Mapping[tuple[str, str], int]
+    ) -> Iterator[tuple[WorkerSession, int]]:
+        """Those that are connected and have KV of the line's model."""
+        for owner, num_blocks in blocks.items():
+            session = self._fleet.session_of(*owner)
+            if session is not None and session.info.content_digest == line.digest:
+                yield session, num_blocks
+
+    def _hints(self, line: Line, found: Plan, sessions: Mapping[str, WorkerSession]) -> Hints:
+        """For the worker that computes the prompt: who holds more of it."""
+        chosen = found.worker if isinstance(found, Whole) else found.prefill
+        reader = sessions.get(chosen.worker_id)
+        if reader is None:
+            return ()
+        own = line.held.in_best_tier.get((reader.worker_id, reader.incarnation), 0)
+        more = {owner: num for owner, num in line.held.in_pool.items() if num > own}
+        return hints_for(own, self._holders(line, more)) if more else ()
 
 
 def _check_room(request: Request, context_length: int) -> None:

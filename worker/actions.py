@@ -29,7 +29,7 @@ MAX_HOLD_MS = 60_000
 def run(session: Session, stream: RouterStream, command: worker_pb2.WorkerCommand) -> None:
     """Prefill and decode here, or an embedding."""
     slot = open_slot(session, stream, command.run.slot, command.run.request)
-    session.submit(slot)
+    session.submit(slot, command.run.hints)
 
 
 def reserve(session: Session, stream: RouterStream, command: worker_pb2.WorkerCommand) -> None:
@@ -63,7 +63,7 @@ def prefill(session: Session, stream: RouterStream, command: worker_pb2.WorkerCo
     except PacelineError:
         session.slots.close(slot)
         raise
-    session.submit(slot, prefill_only=True)
+    session.submit(slot, message.hints, prefill_only=True)
 
 
 def adopt(session: Session, stream: RouterStream, command: worker_pb2.WorkerCommand) -> None:

@@ -125,7 +125,7 @@ class Adoption:
         self._session.metrics.asked_of_others(self._num_wanted_tokens)
         num_tail_tokens = len(request.token_ids) % PAGE_TOKENS
         self._puller = RangePuller(
-            self._session, peer, self._reserved, self._ticket, num_tail_tokens, self._abort
+            self._session, peer, self._reserved.runs, self._ticket, num_tail_tokens, self._abort
         )
         last = await self._follow_progress(peer, keys)
         await self._complete(peer, keys, last)

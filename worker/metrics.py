@@ -10,6 +10,7 @@ from paceline import __version__
 from paceline.core import metrics as names
 from paceline.core.kv_layout import PAGE_TOKENS
 from paceline.engine.messages import Emission, Integrity, Load
+from paceline.worker.pull_choice import Outcome
 from paceline.worker.quarantine import Verdict
 from paceline.worker.slots import SlotState
 
@@ -62,6 +63,9 @@ class WorkerMetrics:
         self._seconds = names.TRANSFER_SECONDS.counter(registry)
         self._pieces = names.TRANSFER_PIECES.counter(registry)
         self._mismatches = names.TRANSFER_MISMATCHES.counter(registry)
+        self._prefix_tokens = names.PREFIX_TOKENS.counter(registry)
+        for outcome in Outcome:
+            self._prefix_tokens.labels(outcome.value)
         self._link_speed = names.TRANSFER_LINK_SPEED.gauge(registry)
         self._test_speed = names.LINK_TEST_SPEED.gauge(registry)
         self._test_latency = names.LINK_TEST_LATENCY.gauge(registry)
@@ -96,7 +100,8 @@ class WorkerMetrics:
     def emitted(self, event: Emission, slot: SlotState) -> None:
         self._generated.inc(len(event.token_ids))
         if slot.num_emitted == 0 and slot.reserved is None:
-            self.looked_up(len(slot.request.token_ids), event.num_cached_tokens)
+            num_own = max(0, event.num_cached_tokens - slot.num_pulled_tokens)
+            self.looked_up(len(slot.request.token_ids), num_own)
             self._computed.inc(len(slot.request.token_ids) - event.num_cached_tokens)
 
     def asked_of_others(self, num_tokens: int) -> None:
@@ -128,6 +133,10 @@ class WorkerMetrics:
             del self._links[oldest]
             self._link_bytes.remove(*oldest)
         self._link_bytes.labels(*link).inc(num_bytes)
+
+    def offered(self, outcome: Outcome, num_tokens: int) -> None:
+        """What became of tokens that another worker holds."""
+        self._prefix_tokens.labels(outcome.value).inc(num_tokens)
 
     def mismatch_reported(self) -> None:
         self._reported.inc()

@@ -149,6 +149,11 @@ class PeerDirectory:
         if self.quarantine.judge(peer.key, verdict):
             self.forget(peer)
 
+    def find(self, key: PeerKey) -> Peer | None:
+        """One that is connected."""
+        task = self._peers.get(key)
+        return None if task is None else _made(task)
+
     def forget(self, peer: Peer) -> None:
         """Its link has failed: whoever comes next makes a new handshake."""
         task = self._peers.get(peer.key)

@@ -1,4 +1,4 @@
-"""Pulls ranges of blocks of one hand-off: pin at the source, copy in a thread, unpin.
+"""Pulls ranges of blocks of one request: pin at the source, copy in a thread, unpin.
 
 Pages of all page groups are alike: a range may hold blocks of several, copied as one.
 Pins of all readers share a bounded part of the source's pool: at that bound a range is asked for
@@ -17,7 +17,7 @@ import numpy as np
 
 from paceline.core.errors import KvUnavailable, Overloaded, PeerGone
 from paceline.core.ids import BlockKey
-from paceline.engine.messages import Reserved
+from paceline.engine.messages import GrantedRun
 from paceline.kv_transfer.base import CellSums
 from paceline.kv_transfer.pull import PinnedPages, pull_verified
 from paceline.v1 import common_pb2, kv_pb2
@@ -52,20 +52,20 @@ class PulledRun:
 
 
 class RangePuller:
-    """Copies into the pages of one reservation; at most one range is in flight."""
+    """Copies into the pages granted to one request; at most one range is in flight."""
 
     def __init__(
         self,
         session: "Session",
         peer: Peer,
-        reserved: Reserved,
+        granted: Sequence[GrantedRun],
         ticket: common_pb2.Ticket,
         num_tail_tokens: int,
         abort: threading.Event,
     ) -> None:
         self._session = session
         self._peer = peer
-        self._reserved = reserved
+        self._granted = granted
         self._ticket = ticket
         self._num_tail_tokens = num_tail_tokens
         self._abort = abort
@@ -94,7 +94,7 @@ class RangePuller:
         """
         num_pages = MAX_RANGE_BLOCKS
         waits_until = time.monotonic() + MAX_PIN_WAIT_S
-        num_tails = len(self._reserved.runs)
+        num_tails = len(self._granted)
         while runs or with_tail:
             taken, rest = cut(runs, num_pages)
             num_taken = sum(map(len, taken))
@@ -120,6 +120,23 @@ class RangePuller:
         async with self._session.pull_threads.turn(self._peer.turns):
             pinned = await self._pin(runs, keys, tail)
             return await self._pull_leased(runs, pinned, is_last)
+
+    async def pull_found(
+        self, runs: Sequence[BlockRun], keys: Sequence[BlockKey]
+    ) -> list[PulledRun]:
+        """Of at most MAX_RANGE_BLOCKS blocks what leads of each run and is there. Raises as `pull`
+        does, Overloaded at once."""
+        async with self._session.pull_threads.turn(self._peer.turns):
+            pinned = await self._peer.pin(self._asked(runs, keys))
+            found = [
+                BlockRun(run.group, run.start, run.start + len(pages.pages))
+                for run, pages in zip(runs, pinned.runs, strict=False)
+            ]
+            asked_for = all(got.end <= run.end for got, run in zip(found, runs, strict=False))
+            if not (any(map(len, found)) and asked_for and len(found) == len(runs)):
+                self._unpin(pinned.lease_id)
+                return []
+            return await self._pull_leased(found, pinned, is_last=False)
 
     async def pull_pinned(
         self, runs: Sequence[BlockRun], rest: kv_pb2.PinResponse, with_tail: bool
@@ -157,11 +174,7 @@ class RangePuller:
     async def _pin(
         self, runs: Sequence[BlockRun], keys: Sequence[BlockKey], tail: bool
     ) -> kv_pb2.PinResponse:
-        asked = [
-            kv_pb2.KeyRun(group=run.group, keys=b"".join(keys[run.start : run.end])) for run in runs
-        ]
-        request = kv_pb2.PinRequest(ticket=self._ticket, runs=asked, with_tail=tail)
-        pinned = await self._peer.pin(request)
+        pinned = await self._peer.pin(self._asked(runs, keys, tail))
         if self._is_all(runs, pinned, tail):
             return pinned
         self._unpin(pinned.lease_id)
@@ -170,13 +183,21 @@ class RangePuller:
             raise KvUnavailable("the source does not hold the end of the prompt")
         raise KvUnavailable(f"the source holds {found} of {wanted} blocks")
 
+    def _asked(
+        self, runs: Sequence[BlockRun], keys: Sequence[BlockKey], tail: bool = False
+    ) -> kv_pb2.PinRequest:
+        asked = [
+            kv_pb2.KeyRun(group=run.group, keys=b"".join(keys[run.start : run.end])) for run in runs
+        ]
+        return kv_pb2.PinRequest(ticket=self._ticket, runs=asked, with_tail=tail)
+
     def _is_all(self, runs: Sequence[BlockRun], pinned: kv_pb2.PinResponse, tail: bool) -> bool:
-        num_tails, num_tokens = len(self._reserved.runs) if tail else 0, self._num_tail_tokens
+        num_tails, num_tokens = len(self._granted) if tail else 0, self._num_tail_tokens
         has_tails = len(pinned.tails) == num_tails and pinned.num_tail_tokens == tail * num_tokens
         return has_tails and [len(run.pages) for run in pinned.runs] == list(map(len, runs))
 
     def _parts(self, runs: Sequence[BlockRun], pinned: kv_pb2.PinResponse) -> list[PinnedPages]:
-        granted = self._reserved.runs
+        granted = self._granted
         refs: list[kv_pb2.PageRef] = []
         pages: list[int] = []
         for run, found in zip(runs, pinned.runs, strict=True):

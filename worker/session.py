@@ -7,7 +7,7 @@ that is closed as a whole. Everything here runs on the event loop; copies run in
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
@@ -27,7 +27,10 @@ from paceline.worker.handoffs import HandoffTable
 from paceline.worker.leases import LeaseTable, PageLives
 from paceline.worker.link_checks import LinkChecks
 from paceline.worker.metrics import WorkerMetrics
+from paceline.worker.page_fill import Origin, PageFill
 from paceline.worker.peers import PeerDirectory
+from paceline.worker.prefix_offers import PrefixOffers
+from paceline.worker.prefix_pull import PrefixPull
 from paceline.worker.pull_threads import PullThreads
 from paceline.worker.rank_messages import LinkReply, Ping, RankCommand
 from paceline.worker.rank_process import RankProcess
@@ -84,6 +87,8 @@ class Session:
         self.peers = PeerDirectory(config, info, connectors, checks)
         self.pull_threads = PullThreads(config.pull_threads)
         self.adoptions: set[Adoption] = set()  # whose task runs, with a slot or without
+        self.fills: set[PageFill] = set()  # that run, with a slot or without
+        self.prefix_offers = PrefixOffers(self)
         self.tiering = None if tiers is None else Tiering(self, tiers, rank.local_pool())
         self._events = StepEvents(self)
         on_cpu = config.device == "cpu"
@@ -116,12 +121,32 @@ class Session:
 
     # --- slots ---
 
-    def submit(self, slot: SlotState, *, prefill_only: bool = False) -> None:
-        """To be computed here, behind what the tiers have of it."""
+    def submit(
+        self,
+        slot: SlotState,
+        hints: Sequence[worker_pb2.PrefixHint] = (),
+        *,
+        prefill_only: bool = False,
+    ) -> None:
+        """To be computed here, behind what tiers and other workers have of it."""
+        slot.offer = self.prefix_offers.choose(slot, hints)
         if self.tiering is None:
-            self.send(messages.Submit(slot.number, slot.request, prefill_only))
+            num_offered = 0 if slot.offer is None else slot.offer.num_blocks
+            self.send(messages.Submit(slot.number, slot.request, prefill_only, num_offered))
         else:
             self.tiering.submit(slot, prefill_only=prefill_only)
+
+    def fill(self, slot: SlotState, event: messages.Fill) -> None:
+        """Pages of a slot wait for what was offered."""
+        if slot.ending:
+            self.send(messages.TransferClosed(slot.number))
+            return
+        origins: list[Origin] = []
+        if self.tiering is not None:
+            origins.append(self.tiering.origin(slot))
+        if slot.offer is not None:
+            origins.append(PrefixPull(self, slot, slot.offer, event.runs))
+        slot.fill = PageFill(self, slot, event, origins)
 
     def end(
         self, slot: SlotState, error: PacelineError | None = None, *, is_over: bool = False
@@ -215,6 +240,7 @@ class Session:
         """Waits for the copies into the pool, then frees it. Those of the rank end with it."""
         await self.rank.stop()
         await asyncio.gather(*[adoption.finished() for adoption in self.adoptions])
+        await asyncio.gather(*[fill.finished() for fill in self.fills])
         if self.tiering is not None:
             await self.tiering.close()
         for slot in self.slots:

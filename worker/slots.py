@@ -15,7 +15,8 @@ from paceline.worker.slot_trace import SlotTrace
 if TYPE_CHECKING:
     from paceline.worker.adoption import Adoption
     from paceline.worker.handoffs import Handoff
-    from paceline.worker.tier_fill import TierFill
+    from paceline.worker.page_fill import PageFill
+    from paceline.worker.prefix_offers import Offer
 
 
 @dataclass(slots=True, eq=False)
@@ -31,7 +32,9 @@ class SlotState:
     hold: asyncio.TimerHandle | None = None  # of a reservation that nobody adopted yet
     reserved: Reserved | None = None
     adoption: "Adoption | None" = None
-    fill: "TierFill | None" = None
+    offer: "Offer | None" = None  # of another worker
+    fill: "PageFill | None" = None
+    num_pulled_tokens: int = 0  # of the offer
     keys: list[BlockKey] = field(default_factory=list)  # of its full blocks, where tiers need them
     handoff: "Handoff | None" = None
     ending: bool = False  # nothing more is emitted; `Ended` is awaited

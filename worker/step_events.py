@@ -53,8 +53,7 @@ class StepEvents:
             case messages.Ended():
                 self._ended(slot)
             case messages.Fill():
-                assert self._session.tiering is not None, "nobody else offers blocks"
-                self._session.tiering.fill(event, slot)
+                self._session.fill(slot, event)
             case messages.HandoffReady(rest=messages.Pinned() as rest) if slot.ending:
                 pins.drop(self._session, rest)
             case _ if slot.ending:

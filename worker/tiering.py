@@ -2,7 +2,7 @@
 
     Stored by the pool → Offload: Pin → copy into the first tier → Unpin
     a request          → offer: how far pool and tiers lead (thread) → Submit
-                         → Fill → Pulled…, Filled
+                         → Fill → TierOrigin: Pulled…
 
 Tiers outlive the rank: content names mean the same to the next one.
 """
@@ -22,7 +22,7 @@ from paceline.kv_transfer.base import LocalPool
 from paceline.kv_transfer.tiers.base import PageName
 from paceline.kv_transfer.tiers.stack import TierStack
 from paceline.worker.offload import Offload
-from paceline.worker.tier_fill import TierFill
+from paceline.worker.tier_fill import TierOrigin
 
 if TYPE_CHECKING:
     from paceline.worker.session import Session
@@ -49,7 +49,6 @@ class Tiering:
         self._offer_thread = ThreadPoolExecutor(1, thread_name_prefix="tier-offer")
         self._submissions: set[asyncio.Task[None]] = set()
         self._held_back: dict[int, list[SlotCommand]] = {}  # by slot that is not submitted yet
-        self.fills: set[TierFill] = set()  # that run, with a slot or without
         self._groups: Sequence[PageGroup] = session.rank.ready.groups
         self._in_pool: set[bytes] = set()
         self._offload = Offload(self)
@@ -71,9 +70,10 @@ class Tiering:
 
     async def _submit(self, slot: "SlotState", prefill_only: bool) -> None:
         loop = asyncio.get_running_loop()
-        num_offered = 0
+        num_offered = slot.offer.num_blocks if slot.offer is not None else 0
         try:
-            num_offered = await loop.run_in_executor(self._offer_thread, self.offer, slot)
+            num_held = await loop.run_in_executor(self._offer_thread, self.offer, slot)
+            num_offered = max(num_offered, num_held)
         except Exception:
             _log.exception("nothing could be offered for a reason of ours")
         send = self.session.send
@@ -101,21 +101,16 @@ class Tiering:
         num_blocks = self._reach(keys, num_here)
         return num_blocks if num_blocks > num_here else 0
 
-    def fill(self, event: messages.Fill, slot: "SlotState") -> None:
-        """Pages of a slot wait for what was offered."""
-        if slot.ending:
-            self.session.send(messages.TransferClosed(slot.number))
-        else:
-            slot.fill = TierFill(self, slot, event)
+    def origin(self, slot: "SlotState") -> TierOrigin:
+        """Of what was offered."""
+        return TierOrigin(self, slot)
 
     async def close(self) -> None:
-        """After the slots have ended: waits for the copies."""
+        """After the slots have ended, and their fills: waits for the copies."""
         for submission in self._submissions:
             submission.cancel()
         await asyncio.gather(*self._submissions, return_exceptions=True)
         await self._offload.close()
-        for fill in list(self.fills):
-            await fill.finished()
         for threads in (self.fill_threads, self.offload_thread, self._offer_thread):
             threads.shutdown(wait=False)
 

@@ -294,6 +294,12 @@ TRANSFER = Board(
             ),
         ),
         Panel(
+            "Prefixes that other workers held",
+            "ops",
+            (Query(rate("paceline_prefix_tokens_total", "result"), "{{result}}"),),
+            "Tokens a second: pulled, or computed again, and why.",
+        ),
+        Panel(
             "Pieces",
             "ops",
             (Query(rate("paceline_transfer_pieces_total", "transport"), "{{transport}}"),),

@@ -42,7 +42,9 @@ class Published:
 
     @property
     def num_blocks(self) -> int:
-        return self.bench.router.mirrors.cached_blocks(b"".join(_KEYS)).get(self.owner, 0)
+        return self.bench.router.mirrors.held_blocks(b"".join(_KEYS)).in_best_tier.get(
+            self.owner, 0
+        )
 
     @property
     def mirror(self) -> WorkerMirror:

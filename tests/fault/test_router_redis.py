@@ -55,7 +55,7 @@ class Publisher:
 
 
 def _blocks(bench: Bench, worker: FakeWorker) -> int:
-    found = bench.router.mirrors.cached_blocks(b"".join(_KEYS))
+    found = bench.router.mirrors.held_blocks(b"".join(_KEYS)).in_best_tier
     return found.get((worker.worker_id, worker.info.incarnation), 0)
 
 
@@ -169,8 +169,8 @@ async def test_llm_d_router_2853_a_restart_voids_what_the_worker_had(store: Redi
         publisher, metrics = Publisher(bench, worker), bench.router.metrics
 
         def num_credited() -> int:
-            lookup = bench.router.mirrors.cached_blocks
-            return sum(bool(lookup(b"".join(chain))) for chain in chains)
+            lookup = bench.router.mirrors.held_blocks
+            return sum(bool(lookup(b"".join(chain)).in_best_tier) for chain in chains)
 
         for chain in chains:
             await publisher.publish("stored", chain)

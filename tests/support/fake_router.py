@@ -72,6 +72,9 @@ class SlotLog:
         return self
 
 
+Hints = Sequence[worker_pb2.PrefixHint]
+
+
 def token() -> caller_token.Metadata:
     """Of a caller that belongs to the deployment."""
     return caller_token.metadata(SECRET.encode())
@@ -119,9 +122,9 @@ class Attachment:
 
     # --- commands ---
 
-    def run(self, request: common_pb2.TokenRequest) -> SlotLog:
+    def run(self, request: common_pb2.TokenRequest, hints: Hints = ()) -> SlotLog:
         slot, log = self._new_slot()
-        self.send(run=worker_pb2.RunWhole(slot=slot, request=request))
+        self.send(run=worker_pb2.RunWhole(slot=slot, request=request, hints=hints))
         return log
 
     def reserve(self, request: common_pb2.TokenRequest, hold_ms: int = 5000) -> SlotLog:
@@ -129,9 +132,12 @@ class Attachment:
         self.send(reserve=worker_pb2.Reserve(slot=slot, request=request, hold_ms=hold_ms))
         return log
 
-    def prefill(self, request: common_pb2.TokenRequest, ticket: common_pb2.Ticket) -> SlotLog:
+    def prefill(
+        self, request: common_pb2.TokenRequest, ticket: common_pb2.Ticket, hints: Hints = ()
+    ) -> SlotLog:
         slot, log = self._new_slot()
-        self.send(prefill=worker_pb2.Prefill(slot=slot, request=request, ticket=ticket))
+        message = worker_pb2.Prefill(slot=slot, request=request, ticket=ticket, hints=hints)
+        self.send(prefill=message)
         return log
 
     def adopt(self, log: SlotLog, ticket: common_pb2.Ticket, source: str) -> None:
@@ -245,6 +251,25 @@ def make_ticket(
     return tickets.sign(ticket, SECRET.encode())
 
 
+def make_hint(
+    request: common_pb2.TokenRequest,
+    source: Attachment,
+    reader: Attachment,
+    *,
+    num_blocks: int | None = None,
+    num_own_blocks: int = 0,
+    **ticket: object,
+) -> worker_pb2.PrefixHint:
+    """That `source` holds all full blocks of the request, unless `num_blocks` is given."""
+    most = len(request.token_ids) // 16
+    return worker_pb2.PrefixHint(
+        ticket=make_ticket(request, source.info, reader.info, **ticket),  # type: ignore[arg-type]
+        source_endpoint=source.endpoint,
+        num_blocks=most if num_blocks is None else num_blocks,
+        num_own_blocks=num_own_blocks,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Split:
     """Both logs of a split request."""
@@ -258,16 +283,24 @@ class Split:
 
 
 async def run_split(
-    prefill: Attachment, decode: Attachment, request: common_pb2.TokenRequest, **ticket: object
+    prefill: Attachment,
+    decode: Attachment,
+    request: common_pb2.TokenRequest,
+    hints: Hints = (),
+    **ticket: object,
 ) -> Split:
     """Reserve, then Prefill and Adopt at once; waits until both sides ended."""
-    split = await begin_split(prefill, decode, request, **ticket)
+    split = await begin_split(prefill, decode, request, hints, **ticket)
     await asyncio.gather(split.prefill.until_ended(), split.decode.until_ended())
     return split
 
 
 async def begin_split(
-    prefill: Attachment, decode: Attachment, request: common_pb2.TokenRequest, **ticket: object
+    prefill: Attachment,
+    decode: Attachment,
+    request: common_pb2.TokenRequest,
+    hints: Hints = (),
+    **ticket: object,
 ) -> Split:
     log = await decode.reserve(request).until_answered()
     while log.busy is not None:  # as a router does: wait, and ask again
@@ -276,4 +309,4 @@ async def begin_split(
     assert log.reserved is not None, log.error
     made = make_ticket(request, prefill.info, decode.info, **ticket)  # type: ignore[arg-type]
     decode.adopt(log, made, prefill.endpoint)
-    return Split(prefill.prefill(request, made), log)
+    return Split(prefill.prefill(request, made, hints), log)

@@ -42,12 +42,26 @@ class Beat(_message.Message):
     def __init__(self, sequence: _Optional[int] = ...) -> None: ...
 
 class RunWhole(_message.Message):
-    __slots__ = ("slot", "request")
+    __slots__ = ("slot", "request", "hints")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
+    HINTS_FIELD_NUMBER: _ClassVar[int]
     slot: int
     request: _common_pb2.TokenRequest
-    def __init__(self, slot: _Optional[int] = ..., request: _Optional[_Union[_common_pb2.TokenRequest, _Mapping]] = ...) -> None: ...
+    hints: _containers.RepeatedCompositeFieldContainer[PrefixHint]
+    def __init__(self, slot: _Optional[int] = ..., request: _Optional[_Union[_common_pb2.TokenRequest, _Mapping]] = ..., hints: _Optional[_Iterable[_Union[PrefixHint, _Mapping]]] = ...) -> None: ...
+
+class PrefixHint(_message.Message):
+    __slots__ = ("ticket", "source_endpoint", "num_blocks", "num_own_blocks")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_OWN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    ticket: _common_pb2.Ticket
+    source_endpoint: str
+    num_blocks: int
+    num_own_blocks: int
+    def __init__(self, ticket: _Optional[_Union[_common_pb2.Ticket, _Mapping]] = ..., source_endpoint: _Optional[str] = ..., num_blocks: _Optional[int] = ..., num_own_blocks: _Optional[int] = ...) -> None: ...
 
 class Reserve(_message.Message):
     __slots__ = ("slot", "request", "hold_ms")
@@ -60,14 +74,16 @@ class Reserve(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., request: _Optional[_Union[_common_pb2.TokenRequest, _Mapping]] = ..., hold_ms: _Optional[int] = ...) -> None: ...
 
 class Prefill(_message.Message):
-    __slots__ = ("slot", "request", "ticket")
+    __slots__ = ("slot", "request", "ticket", "hints")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
+    HINTS_FIELD_NUMBER: _ClassVar[int]
     slot: int
     request: _common_pb2.TokenRequest
     ticket: _common_pb2.Ticket
-    def __init__(self, slot: _Optional[int] = ..., request: _Optional[_Union[_common_pb2.TokenRequest, _Mapping]] = ..., ticket: _Optional[_Union[_common_pb2.Ticket, _Mapping]] = ...) -> None: ...
+    hints: _containers.RepeatedCompositeFieldContainer[PrefixHint]
+    def __init__(self, slot: _Optional[int] = ..., request: _Optional[_Union[_common_pb2.TokenRequest, _Mapping]] = ..., ticket: _Optional[_Union[_common_pb2.Ticket, _Mapping]] = ..., hints: _Optional[_Iterable[_Union[PrefixHint, _Mapping]]] = ...) -> None: ...
 
 class Adopt(_message.Message):
     __slots__ = ("slot", "ticket", "source_endpoint")

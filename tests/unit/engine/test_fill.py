@@ -1,7 +1,7 @@
 """Prompts whose leading blocks are filled from outside before they are computed."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +9,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from msgspec.structs import replace
 
 from paceline.core.keys import chain_keys
 from paceline.engine.messages import (
@@ -59,7 +60,9 @@ class Store:
                     source.engine.pool_calls.answer(Unpin([(page.page, page.generation)]))
         return self
 
-    def fill(self, reader: Bench, spec: RequestSpec, fill: Fill) -> int:
+    def fill(
+        self, reader: Bench, spec: RequestSpec, fill: Fill, *, is_copying: bool = False
+    ) -> int:
         """Answers `fill` with what is here; returns the number of pages."""
         memory, page = (
             pool_memory(reader.engine.runner.pools[0]),
@@ -75,7 +78,7 @@ class Store:
                     assert copy_pages(memory, source, *ids, page)[0].tolist() == found[1]
                     reader.handle(Pulled(fill.slot, group, block, [found[1]]))
                     count += 1
-        reader.handle(Filled(fill.slot))
+        reader.handle(Filled(fill.slot, is_copying))
         return count
 
 
@@ -84,17 +87,29 @@ def store_of(spec: RequestSpec, model: Any = None) -> Store:
     return Store().take(source.handle(Submit(1, spec)).run(), spec)
 
 
-def answer(reader: Bench, store: Store, specs: dict[int, RequestSpec]) -> None:
-    """Runs until every Fill is answered and nothing is left to do."""
+def answer(
+    reader: Bench,
+    store: Store,
+    specs: dict[int, RequestSpec],
+    late: Set[int] = frozenset(),
+) -> None:
+    """Runs until every Fill is answered and nothing is left to do. Copies of `late` slots end when
+    nothing else can be done."""
     answered: set[int] = set()
+    copying: list[int] = []
     while True:
         reader.run()
         fills = [fill for fill in reader.of(Fill) if fill.slot not in answered]
-        if not fills:
+        if not fills and not copying:
             return
+        if not fills:
+            reader.handle(TransferClosed(copying.pop()))
         for fill in fills:
             answered.add(fill.slot)
-            store.fill(reader, specs[fill.slot], fill)
+            is_late = fill.slot in late
+            store.fill(reader, specs[fill.slot], fill, is_copying=is_late)
+            if is_late:
+                copying.append(fill.slot)
 
 
 def test_a_filled_prompt_goes_on_behind_what_was_filled() -> None:
@@ -182,6 +197,33 @@ def test_a_cancelled_fill_gives_its_pages_back_when_the_copy_has_ended() -> None
     assert reader.engine.pool.counts[PageState.FREE] == 64
 
 
+def test_a_prompt_does_not_wait_for_a_copy_that_is_late_but_its_pages_do() -> None:
+    spec = request(prompt(100), max_tokens=10)
+    reader = bench()
+    reader.handle(Submit(1, spec, num_offered_blocks=6)).run()
+    reader.handle(Filled(1, is_copying=True)).run()
+    assert reader.tokens(1) == alone(spec)[0]
+    assert reader.engine.pool.counts[PageState.QUARANTINED] == 7
+    assert not reader.engine.pool.check_integrity()
+    reader.handle(TransferClosed(1)).run().assert_idle()
+    assert reader.engine.pool.counts[PageState.QUARANTINED] == 0
+
+
+def test_what_came_before_a_late_copy_is_used() -> None:
+    spec = request(prompt(100), max_tokens=10)
+    store, reader = store_of(spec), bench()
+    reader.handle(Submit(1, spec, num_offered_blocks=6)).run()
+    (fill,) = reader.of(Fill, 1)
+    run = fill.runs[0]
+    came = replace(fill, runs=[replace(run, pages=run.pages[:4])])
+    store.fill(reader, spec, came, is_copying=True)
+    reader.run()
+    assert reader.tokens(1) == alone(spec)[0]
+    assert reader.of(Emission, 1)[0].num_cached_tokens == 64
+    assert reader.engine.pool.counts[PageState.QUARANTINED] == 3
+    reader.handle(TransferClosed(1)).run().assert_idle()
+
+
 def test_a_reader_can_pin_what_was_filled_at_once() -> None:
     spec = request(prompt(100))
     reader = bench()
@@ -238,11 +280,17 @@ def expected(kind: str, salt: int, length: int) -> list[int]:
         max_size=6,
     ),
     lost=st.sets(st.integers(0, 200), max_size=20),
+    late=st.sets(st.integers(0, 5)),
 )
 def test_any_mix_of_fills_emits_what_is_emitted_alone(
-    kind: str, num_pages: int, requests: list[tuple[int, int, int, int]], lost: set[int]
+    kind: str,
+    num_pages: int,
+    requests: list[tuple[int, int, int, int]],
+    lost: set[int],
+    late: set[int],
 ) -> None:
-    """In a pool so small that some wait, are preempted, and evict what was filled."""
+    """In a pool so small that some wait, are preempted, and evict what was filled. Copies of the
+    slots in `late` end after the rest of their request, as soon as nobody gets on without."""
     model = windowed_model(kind) if kind else None
     store = Store(dict(pages_of_prompts(kind)))
     for i, name in enumerate(list(store.pages)):
@@ -254,7 +302,7 @@ def test_any_mix_of_fills_emits_what_is_emitted_alone(
     for slot, (salt, length, offered, max_tokens) in enumerate(requests):
         specs[slot] = request(prompt(length, salt), max_tokens=max_tokens)
         reader.handle(Submit(slot, specs[slot], num_offered_blocks=offered))
-    answer(reader, store, specs)
+    answer(reader, store, specs, late)
     for slot, (salt, length, _, max_tokens) in enumerate(requests):
         assert reader.tokens(slot) == expected(kind, salt, length)[:max_tokens]
     reader.assert_idle()

@@ -21,6 +21,7 @@ from paceline.kv_transfer.tiers.base import Nobody, PageName, Tier
 from paceline.kv_transfer.tiers.host import HostTier
 from paceline.kv_transfer.tiers.stack import TierStack
 from paceline.worker.config import WorkerConfig
+from paceline.worker.session import Session
 from paceline.worker.tiering import NUM_FILL_THREADS, Tiering
 from tests.contract.pools import SMALL, make_pool
 from tests.support.gateway_client import until
@@ -71,15 +72,16 @@ class Rig:
         self.slot: Any = SimpleNamespace(
             number=5,
             ending=False,
+            offer=None,
             fill=None,
             keys=[],
             request=SimpleNamespace(root_key=bytes(32), token_ids=TOKENS),
         )
-        session: Any = SimpleNamespace(
-            rank=self.rank, send=self.sent.append, unpin=self.unpinned.extend
+        self.session: Any = SimpleNamespace(
+            rank=self.rank, send=self.sent.append, unpin=self.unpinned.extend, fills=set()
         )
         self.stack = TierStack([self.tier], Nobody())
-        self.tiering = Tiering(session, self.stack, self.rank.pool)
+        self.tiering = self.session.tiering = Tiering(self.session, self.stack, self.rank.pool)
 
     def store(self, *blocks: int) -> None:
         self.tiering.keys_changed(messages.Stored([KEYS[block] for block in blocks]))
@@ -91,7 +93,7 @@ class Rig:
         return [i for i, key in enumerate(KEYS) if self.tier.holds(PageName(key, group))]
 
     def fill(self, *pages: int) -> None:
-        self.tiering.fill(messages.Fill(5, [GrantedRun(1, list(pages))]), self.slot)
+        Session.fill(self.session, self.slot, messages.Fill(5, [GrantedRun(1, list(pages))]))
 
 
 @pytest.fixture
