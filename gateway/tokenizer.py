@@ -21,6 +21,7 @@ from paceline.gateway.detokenizer import (
 from paceline.gateway.messages import Chat
 from paceline.gateway.token_bound import TokenBound
 
+_MAX_CHARACTER_BYTES = 4
 _CONTEXT_TOKENS = 4  # of the prompt, so that a first output token keeps its leading space
 
 
@@ -97,17 +98,38 @@ class TextModel:
         """For one choice that continues `prompt_ids`."""
         if self._is_byte_level:
             return ByteLevelDetokenizer(self._table, skip_special=skip_special)
-        context = prompt_ids[-_CONTEXT_TOKENS:]
+        context = self._end_of(prompt_ids)
         return WindowDetokenizer(self._tokenizer, context, skip_special=skip_special)
+
+    def _end_of(self, token_ids: Sequence[int]) -> Sequence[int]:
+        """The last ones, from the beginning of a character on: decoders give up all bytes of a row
+        that begins in the middle of one, those of the answer too."""
+        start = max(0, len(token_ids) - _CONTEXT_TOKENS)
+        for _ in range(_MAX_CHARACTER_BYTES - 1):
+            if start and _is_continuation(self._tokenizer.id_to_token(token_ids[start])):
+                start -= 1
+        return token_ids[start:]
 
     def token_bytes(self, token_id: int) -> bytes:
         """Bytes of one token by itself, special tokens by their name (for logprobs)."""
         if self._is_byte_level:
             return self._table.raw(token_id)
         piece = self._tokenizer.id_to_token(token_id) or ""
-        if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
-            return bytes.fromhex(piece[3:5])
+        if (byte := _fallback_byte(piece)) is not None:
+            return bytes((byte,))
         return piece.replace("\u2581", " ").encode()
+
+
+def _fallback_byte(piece: str) -> int | None:
+    """Of a piece such as <0xF0>, which stands for a byte; None: it is another."""
+    is_byte = len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">")
+    return int(piece[3:5], 16) if is_byte else None
+
+
+def _is_continuation(piece: str | None) -> bool:
+    """Whether it is a byte of UTF-8 that cannot be a character's first one."""
+    byte = _fallback_byte(piece or "")
+    return byte is not None and 0x80 <= byte < 0xC0
 
 
 def _load_tokenizer(path: Path) -> Tokenizer:
