@@ -4,7 +4,8 @@
                 └── prefill-i, decode-j   ports: loopback, free ones unless told otherwise
 
 Life: start() waits until all are ready; then a keeper restarts what dies, with back-off; stop()
-drains gateway → router → workers → redis. Every process dies with this one.
+drains gateway → router → workers → redis. A gateway of several processes is one child; `urls`
+names them gateway, gateway-1 …. Every process dies with this one.
 """
 
 import os
@@ -13,15 +14,15 @@ import signal
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
 from paceline.cli.child import Child
 from paceline.cli.keeper import Keeper
-from paceline.cli.ports import free_port
+from paceline.cli.ports import free_port, free_ports
 from paceline.cli.redis_server import embedded_redis
 from paceline.cli.roles import ENV_PREFIX, ProbeUrl, Role, Settings, make_child, probe_url
 from paceline.cli.run_folder import RunFolder
@@ -48,6 +49,7 @@ class ClusterSpec:
     prefill: int = 1
     decode: int = 1
     routers: int = 1
+    gateways: int = 1  # processes behind the gateway's ports
     host: str = "127.0.0.1"  # of the gateway; everything else stays on loopback
     port: int = 0  # of the gateway's HTTP; 0: a free one
     grpc_port: int = 0
@@ -76,7 +78,9 @@ class Cluster:
         self.redis_url = spec.redis_url
         self._show = show
         self._cancelled = threading.Event()
-        self._grpc_port = self._operator_port = 0
+        self._grpc_port = 0
+        self._http = ProbeUrl("", 0)
+        self._operator_ports: Sequence[int] = ()
         self._router_endpoints: list[str] = []
         self._next_number = {"prefill": 0, "decode": 0}
         self._mark = secrets.token_hex(3)  # of our workers at a Redis that others use, too
@@ -87,17 +91,17 @@ class Cluster:
     @property
     def base_url(self) -> str:
         """Of the gateway's HTTP."""
-        return str(self.urls["gateway"])
+        return str(self._http)
 
     @property
     def grpc_endpoint(self) -> str:
         """Of the gateway's GenerateService."""
-        return str(ProbeUrl(self.urls["gateway"].host, self._grpc_port)).removeprefix("http://")
+        return str(ProbeUrl(self._http.host, self._grpc_port)).removeprefix("http://")
 
     @property
-    def operator_url(self) -> str:
-        """Of the gateway's pages for operators: /debug/requests."""
-        return f"http://127.0.0.1:{self._operator_port}"
+    def operator_urls(self) -> list[str]:
+        """Of the pages for operators of each process of the gateway: /debug/requests."""
+        return [f"http://127.0.0.1:{port}" for port in self._operator_ports]
 
     @property
     def folder(self) -> RunFolder:
@@ -264,18 +268,27 @@ class Cluster:
         self._start_service(name, "router", {**common, "redis_url": self.redis_url})
 
     def _start_gateway(self) -> None:
-        host = self.spec.host
+        host, count = self.spec.host, self.spec.gateways
         self._grpc_port = self.spec.grpc_port or free_port(host)
-        self._operator_port = free_port("127.0.0.1")
-        settings = {
+        self._operator_ports = free_ports("127.0.0.1", count)
+        settings: dict[str, object] = {
             "host": host,
-            "operator_address": f"127.0.0.1:{self._operator_port}",
+            "operator_address": f"127.0.0.1:{self._operator_ports[0]}",
             "port": self.spec.port or free_port(host),
             "grpc_port": self._grpc_port,
+            "processes": count,
             "model": self.spec.model,
             "router": tuple(self._router_endpoints),
         }
+        probes = free_ports(host, count) if count > 1 else ()
+        if probes:
+            settings["probe_port"] = probes[0]
         self._start_service("gateway", "gateway", settings)
+        self._http = self.urls["gateway"]
+        for number, port in enumerate(probes):
+            self.urls["gateway" if number == 0 else f"gateway-{number}"] = replace(
+                self._http, port=port
+            )
 
     def _start_worker(self, role: Role) -> str:
         name = f"{role}-{self._next_number[role]}"

@@ -37,7 +37,7 @@ COMMANDS = {
     "gateway": Command(
         "HTTP (OpenAI) and gRPC front door: text in, text out",
         "paceline.gateway.config:GatewayConfig",
-        "paceline.gateway.main:run",
+        "paceline.gateway.processes:run",
     ),
     "router": Command(
         "admits requests, picks workers, keeps the token log",

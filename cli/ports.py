@@ -13,12 +13,18 @@ _given: set[int] = set()
 
 
 def free_port(host: str) -> int:
-    """A port that nobody listens on; never given twice by this process."""
+    """A port that nobody listens on."""
+    return free_ports(host, 1)[0]
+
+
+def free_ports(host: str, count: int) -> range:
+    """So many in a row. Never given twice by this process."""
     for _ in range(ATTEMPTS):
-        port = random.randint(FIRST, LAST)
-        if port not in _given and not listen_error(host, port):
-            _given.add(port)
-            return port
+        first = random.randint(FIRST, LAST - count)
+        ports = range(first, first + count)
+        if _given.isdisjoint(ports) and not any(listen_error(host, port) for port in ports):
+            _given.update(ports)
+            return ports
     raise ConfigError("host", host, f"no free port found between {FIRST} and {LAST}")
 
 

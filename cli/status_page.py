@@ -35,12 +35,14 @@ _NO_REQUESTS: dict[str, Any] = {"running": [], "ended": []}
 
 
 class StatusPage:
-    """Start, stop. `urls`: of /metrics of each process, as they are now; `operator_url`: where the
-    gateway shows /debug/requests."""
+    """Start, stop. `urls`: of /metrics of each process, as they are now; `operator_urls`: where
+    processes of the gateway show /debug/requests."""
 
-    def __init__(self, port: int, urls: Callable[[], Sequence[str]], operator_url: str) -> None:
+    def __init__(
+        self, port: int, urls: Callable[[], Sequence[str]], operator_urls: Sequence[str]
+    ) -> None:
         self._urls = urls
-        self._operator_url = operator_url
+        self._operator_urls = operator_urls
         self._lock = threading.Lock()
         self._before: dict[str, Look] = {}
         self._shown = b""
@@ -75,7 +77,7 @@ class StatusPage:
         return {
             "summary": _summary(processes),
             "tables": _tables(processes),
-            "requests": _requests(self._operator_url),
+            "requests": _requests(self._operator_urls),
         }
 
 
@@ -110,7 +112,16 @@ def _tables(processes: list[Process]) -> list[dict[str, Any]]:
     return [part for part in found if part["rows"]]
 
 
-def _requests(operator_url: str) -> dict[str, Any]:
+def _requests(operator_urls: Sequence[str]) -> dict[str, Any]:
+    """Running ones the oldest first, ended ones the latest first, whichever process has them."""
+    found = list(map(_requests_of, operator_urls))
+    pages = {name: [one for page in found for one in page[name]] for name in _NO_REQUESTS}
+    for name, requests in pages.items():
+        requests.sort(key=lambda one: float(one["arrived_unix_ms"]), reverse=name == "ended")
+    return pages
+
+
+def _requests_of(operator_url: str) -> dict[str, Any]:
     try:
         with urllib.request.urlopen(f"{operator_url}/debug/requests", timeout=TIMEOUT_S) as answer:
             found: dict[str, Any] = orjson.loads(answer.read(top.MAX_BYTES))

@@ -23,6 +23,7 @@ from paceline.cli.status_page import LOOPBACK, StatusPage
 from paceline.core.config import check_secret, setting
 from paceline.core.errors import Cancelled, ConfigError
 from paceline.core.tracing import check_endpoint
+from paceline.gateway.usage import MAX_PROCESSES
 from paceline.kv_transfer import registry
 
 MAX_WORKERS = 64
@@ -42,6 +43,7 @@ class UpConfig:
     routers: int = setting(
         1, "Number of routers; with two, requests outlive the death of one of them."
     )
+    gateways: int = setting(1, "Processes of the gateway behind its two ports.")
     transport: str = setting(
         "auto", "How KV travels between workers: auto, or names of docs/transports.md: shm, tcp, …"
     )
@@ -76,6 +78,8 @@ class UpConfig:
                 raise ConfigError(name, getattr(self, name), reason)
         reason = f"must lie between 1 and {MAX_ROUTERS}"
         ConfigError.check("routers", self.routers, 1 <= self.routers <= MAX_ROUTERS, reason)
+        reason = f"must lie between 1 and {MAX_PROCESSES}"
+        ConfigError.check("gateways", self.gateways, 1 <= self.gateways <= MAX_PROCESSES, reason)
         for name in ("port", "grpc_port", "ui_port"):
             if not 0 <= getattr(self, name) < 65536:
                 raise ConfigError(name, getattr(self, name), "must lie between 0 and 65535")
@@ -108,6 +112,7 @@ class UpConfig:
             prefill=self.prefill,
             decode=self.decode,
             routers=self.routers,
+            gateways=self.gateways,
             host=self.host,
             port=self.port,
             grpc_port=self.grpc_port or self.next_port(),
@@ -165,7 +170,7 @@ def keep_up(config: UpConfig) -> int:
         say(f"paceline: {cancelled.message}")
         return 0
     page = StatusPage(
-        config.ui_port, lambda: [str(url) for url in cluster.urls.values()], cluster.operator_url
+        config.ui_port, lambda: [str(url) for url in cluster.urls.values()], cluster.operator_urls
     )
     page.start()
     print(welcome(cluster, config, page.url, time.monotonic() - began), flush=True)

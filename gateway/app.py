@@ -51,8 +51,9 @@ def make_app(serving: Serving) -> Starlette:
         Route("/openapi.json", pages.openapi),
         Route("/livez", pages.livez),
         Route("/readyz", pages.readyz),
-        Route("/metrics", pages.metrics),
     ]
+    if not serving.config.shares_ports:  # each process shows its own, at a port of its own
+        routes.append(Route("/metrics", pages.metrics))
     guard = Middleware(Guard, serving)
     app = Starlette(
         routes=routes, middleware=[guard], exception_handlers={HTTPException: _http_exception}

@@ -13,7 +13,8 @@ from prometheus_client import Gauge
 
 from paceline.core.errors import ConfigError, InvalidApiKey, shown
 from paceline.gateway.metrics import now_s
-from paceline.gateway.tenants import Tenant, default_tenant, read_tenants
+from paceline.gateway.tenants import Tenant, TenantTable, default_tenant, read_tenants
+from paceline.gateway.usage import Usages
 
 POLL_S = 1.0
 _SCHEME = b"bearer "
@@ -25,16 +26,19 @@ _State = tuple[int, int, int]  # of a file: inode, size, time of its last change
 class Authentication:
     """Start, `tenant_of` each request, stop. Raises ConfigError for a wrong file at the start."""
 
-    def __init__(self, path: Path, secret: str, is_valid: Gauge) -> None:
+    def __init__(
+        self, path: Path, secret: str, is_valid: Gauge, usages: Usages | None = None
+    ) -> None:
         self._path = path
         self._secret = secret
         self._is_valid = is_valid
+        self._usages = usages
         self._task: asyncio.Task[None] | None = None
         self._complaint = ""  # that was logged last, since the last good file
         self._default = default_tenant(secret)
         is_open = path == Path()
         self._state = None if is_open else _state_of(path)
-        self._table = None if is_open else read_tenants(path, secret)
+        self._table = None if is_open else self._read(None)
         is_valid.set(1)
 
     def start(self) -> None:
@@ -69,7 +73,7 @@ class Authentication:
         if state == self._state:
             return
         try:
-            table = await asyncio.to_thread(read_tenants, self._path, self._secret, self._table)
+            table = await asyncio.to_thread(self._read, self._table)
         except ConfigError as error:
             self._complain(error.message)
             if isinstance(error.__cause__, OSError):
@@ -81,6 +85,9 @@ class Authentication:
             self._is_valid.set(1)
             logger.info("key_file_read", num_tenants=len(table.tenants))
         self._state = state
+
+    def _read(self, before: TenantTable | None) -> TenantTable:
+        return read_tenants(self._path, self._secret, before, self._usages)
 
     def _complain(self, why: str) -> None:
         self._is_valid.set(0)

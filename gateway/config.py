@@ -8,6 +8,7 @@ from paceline.core.config import check_secret, setting
 from paceline.core.errors import ConfigError
 from paceline.core.tls import PLAIN, TlsConfig
 from paceline.core.tracing import check_endpoint
+from paceline.gateway.usage import MAX_PROCESSES
 from paceline.rpc.beats import MAX_BEAT_S
 
 
@@ -22,9 +23,18 @@ class GatewayConfig:
     host: str = setting("127.0.0.1", "Address that HTTP and gRPC listen on.")
     port: int = setting(8000, "HTTP port; 0 picks a free one.")
     grpc_port: int = setting(8001, "Port of the gRPC GenerateService; 0 picks a free one.")
+    processes: int = setting(
+        1, "Processes behind the two ports: as many as cores that the gateway may use."
+    )
+    probe_port: int = setting(
+        8002,
+        "With several processes, where the first one shows its /metrics, /livez and /readyz, the"
+        " others at the ports after it; 0 picks free ones.",
+    )
     operator_address: str = setting(
         "",
         "Where operators find /debug/requests and /metrics, as host:port; port 0 picks a free one."
+        " Of several processes the others are at the ports after it."
         " No key is asked for, so nobody else may reach it; empty: nowhere.",
     )
     router: tuple[str, ...] = setting(
@@ -72,7 +82,9 @@ class GatewayConfig:
         "Most log probabilities of tokens in an answer that is not streamed: max_tokens times n"
         " times (top_logprobs + 1).",
     )
-    max_concurrent_requests: int = setting(1024, "Requests served at once; more get 429.")
+    max_concurrent_requests: int = setting(
+        1024, "Requests that a process serves at once; more get 429."
+    )
     max_pending_emissions: int = setting(
         2048, "Steps that a slow client may lag behind before its request is cancelled."
     )
@@ -92,6 +104,11 @@ class GatewayConfig:
     drain_timeout_s: float = setting(30.0, "How long running streams may take at shutdown.")
     tls: TlsConfig = PLAIN
 
+    @property
+    def shares_ports(self) -> bool:
+        """Whether other processes listen on them, too."""
+        return self.processes > 1
+
     def __post_init__(self) -> None:
         if self.model == Path():
             raise ConfigError("model", "", "name the folder of a model: its tokenizer is needed")
@@ -99,9 +116,11 @@ class GatewayConfig:
             reason = "must be a model directory with a tokenizer.json"
             raise ConfigError("model", str(self.model), reason)
         check_secret(self.secret, self.env_prefix)
-        for name in ("port", "grpc_port"):
+        for name in ("port", "grpc_port", "probe_port"):
             if not 0 <= getattr(self, name) < 65536:
                 raise ConfigError(name, getattr(self, name), "must lie between 0 and 65535")
+        reason = f"must be at most {MAX_PROCESSES}"
+        ConfigError.check("processes", self.processes, self.processes <= MAX_PROCESSES, reason)
         outlasts = self.router_silence_s > MAX_BEAT_S
         reason = f"must be longer than the {MAX_BEAT_S:g} s between beats of a router"
         ConfigError.check("router_silence_s", self.router_silence_s, outlasts, reason)
@@ -118,7 +137,12 @@ class GatewayConfig:
 
     def _check_positive(self) -> None:
         for name, value in vars(self).items():
-            may_be_0 = isinstance(value, bool) or name in ("port", "grpc_port", "trace_ratio")
+            may_be_0 = isinstance(value, bool) or name in (
+                "port",
+                "grpc_port",
+                "probe_port",
+                "trace_ratio",
+            )
             if isinstance(value, int | float) and not may_be_0 and not value > 0:
                 raise ConfigError(name, value, "must be positive")
 

@@ -19,23 +19,28 @@ _SERVICE = generate_pb2.DESCRIPTOR.services_by_name["GenerateService"].full_name
 
 
 class GrpcServer:
-    """Start, follow readiness, stop. Raises ConfigError naming a port that is taken."""
+    """Start, follow readiness, stop. Raises ConfigError naming a port that is taken: when it is
+    made, or started if it shares the port, because connections wait for it from then on."""
 
     def __init__(self, serving: Serving, config: GatewayConfig) -> None:
         self._config = config
         service = GenerateService(serving)
         calls = OpenCalls(config.read_timeout_s)
         self._edge = Edge(None, calls, known=service.known, gate=service.admitted)
-        self._server = make_server(self._edge, config.max_body_bytes)
+        self._server = make_server(
+            self._edge, config.max_body_bytes, shares_port=config.shares_ports
+        )
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         add_GenerateServiceServicer_to_server(service, self._server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
-        self.port = self._bind()
+        self.port = config.grpc_port if config.shares_ports else self._bind()
 
     async def start(self) -> None:
-        await self.set_ready(False)
+        """Once its readiness has been set."""
+        if self._config.shares_ports:
+            self._bind()
         await self._server.start()
 
     async def set_ready(self, is_ready: bool) -> None:

@@ -1,7 +1,6 @@
 """uvicorn without its signal handlers, with connections that are bounded."""
 
 import asyncio
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -9,10 +8,10 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from paceline.core.errors import ConfigError
 from paceline.gateway.config import GatewayConfig
 from paceline.gateway.http_limits import CUT_S, http_limits
 from paceline.gateway.http_protocol import BoundedProtocol
+from paceline.gateway.ports import bind
 
 
 class HttpServer:
@@ -20,7 +19,7 @@ class HttpServer:
 
     def __init__(self, app: ASGIApp, config: GatewayConfig) -> None:
         self._config = config
-        self._socket = bind(config.host, config.port)
+        self._socket = bind(config.host, config.port, is_shared=config.shares_ports)
         self.port: int = self._socket.getsockname()[1]
         self._server = _Server(_uvicorn_config(app, config))
         self._task: asyncio.Task[None] | None = None
@@ -44,18 +43,6 @@ class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield  # the gateway's main installs handlers, once for HTTP and gRPC
-
-
-def bind(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        bound.bind((host, port))
-    except OSError as error:
-        bound.close()
-        raise ConfigError("port", port, f"cannot listen on {host}: {error.strerror}") from error
-    return bound
 
 
 def _uvicorn_config(app: ASGIApp, config: GatewayConfig) -> uvicorn.Config:

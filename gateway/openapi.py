@@ -96,7 +96,7 @@ def operations() -> list[Operation]:
 
 def document(config: GatewayConfig) -> Schema:
     """OpenAPI 3.2, the first that can tell of the events of a stream, as objects of JSON."""
-    found = operations()
+    found = [one for one in operations() if one.path != "/metrics" or not config.shares_ports]
     kinds: list[type[msgspec.Struct]] = [answers.ErrorBody]
     kinds += [kind for one in found for kind in one.types]
     _, schemas = msgspec.json.schema_components(kinds, ref_template=_REF + "{name}")

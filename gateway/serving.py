@@ -23,6 +23,7 @@ from paceline.gateway.runs import Runs
 from paceline.gateway.statistics import RequestTimes
 from paceline.gateway.tenants import Tenant
 from paceline.gateway.tokenizer import TextModel
+from paceline.gateway.usage import Usages
 from paceline.v1.control_pb2 import ModelInfo
 
 logger = structlog.stdlib.get_logger("paceline.gateway")
@@ -33,9 +34,12 @@ _RETRY_AFTER_S = 1.0
 class Serving:
     """Created once a process. Raises ConfigError if the model directory cannot be served.
 
-    `router`: None makes a client of those that the configuration names."""
+    `router`: None makes a client of those that the configuration names. `usages`: what tenants
+    used, where other processes of this gateway see it; None: only here."""
 
-    def __init__(self, config: GatewayConfig, router: Router | None = None) -> None:
+    def __init__(
+        self, config: GatewayConfig, router: Router | None = None, usages: Usages | None = None
+    ) -> None:
         self.config = config
         self.http_limits = http_limits(config)
         self.text = TextModel(config)
@@ -45,7 +49,7 @@ class Serving:
             config.otlp_endpoint, "gateway", self.metrics.registry, new_traces=config.trace_ratio
         )
         self.authentication = Authentication(
-            config.api_keys, config.secret, self.metrics.key_file_valid
+            config.api_keys, config.secret, self.metrics.key_file_valid, usages
         )
         self.router: Router = router or RouterClient(config, self._changed, self.metrics.moved)
         self.is_draining = False

@@ -28,6 +28,7 @@ from paceline.core.keys import narrowed_salt, tenant_digest, tenant_salt
 from paceline.gateway.jobs import KvOwner
 from paceline.gateway.metrics import now_s
 from paceline.gateway.rate_limits import Meter, TenantLimits
+from paceline.gateway.usage import OwnUsages, Usages
 
 DEFAULT_TENANT = "default"  # of everybody, without a key file
 MAX_FILE_BYTES = 1 << 20
@@ -108,18 +109,22 @@ def default_tenant(secret: str) -> Tenant:
     return _tenant(DEFAULT_TENANT, secret, Meter(TenantLimits(), now_s()))
 
 
-def read_tenants(path: Path, secret: str, before: TenantTable | None = None) -> TenantTable:
-    """The file's table; meters go on from those of `before`, unchanged until it is put in force.
-    Raises ConfigError, whose cause is an OSError when the file could not be read."""
+def read_tenants(
+    path: Path, secret: str, before: TenantTable | None = None, usages: Usages | None = None
+) -> TenantTable:
+    """The file's table; meters go on from those of `before`, unchanged until it is put in force,
+    new ones from what `usages` tell. Raises ConfigError, whose cause is an OSError when the file
+    could not be read."""
     tenants: dict[str, Tenant] = {}
     by_key: dict[bytes, Tenant] = {}
     changes: list[tuple[Meter, TenantLimits]] = []
+    usages = usages or OwnUsages()
     for name, entry in _parsed(path).tenants.items():
         if not _NAME.fullmatch(name):
             raise _wrong(path, f"tenant {name[:64]!r}: 1 to 64 letters, digits, dots, _ and -")
         limits = entry.limits()
         known = before.tenants.get(name) if before is not None else None
-        meter = known.meter if known is not None else Meter(limits, now_s())
+        meter = known.meter if known is not None else Meter(limits, now_s(), usages.of(name))
         if limits != meter.limits:
             changes.append((meter, limits))
         tenants[name] = _tenant(name, secret, meter, entry.weight)

@@ -69,13 +69,16 @@ def make_server(
     edge: Edge | bytes | None = None,
     max_request_bytes: int = MAX_MESSAGE_BYTES,
     tls: TlsConfig = PLAIN,
+    *,
+    shares_port: bool = False,
 ) -> grpc.aio.Server:
     """A server whose servicers may raise any PacelineError. `edge`: what stands before them, or
     the secret that callers must show they know (rpc/caller_token.py); None: it is public. `tls`:
-    of the port that it will `listen` on."""
+    of the port that it will `listen` on; `shares_port`: with other processes of ours."""
     options = dict(_SERVER_OPTIONS) | {
         "grpc.max_receive_message_length": max_request_bytes,
         "grpc.server_handshake_timeout_ms": HANDSHAKE_MS,
+        "grpc.so_reuseport": int(shares_port),
     }
     name = tls.name if tls.is_on else ""
     return grpc.aio.server(

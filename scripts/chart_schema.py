@@ -14,13 +14,15 @@ from typing import Any
 
 from paceline.core.config import Config
 from paceline.gateway.config import GatewayConfig
+from paceline.gateway.usage import MAX_PROCESSES
 from paceline.router.config import RouterConfig
 from paceline.worker.config import WorkerConfig
 
 SCHEMA = Path(__file__).parents[1] / "deploy" / "helm" / "paceline" / "values.schema.json"
 # Settings that follow from other values; the templates give them.
 OWNED = {
-    "gateway": {"host", "port", "grpc_port", "router", "model", "model_name", "api_keys"},
+    "gateway": {"host", "port", "grpc_port", "probe_port", "processes", "router"}
+    | {"model", "model_name", "api_keys"},
     "router": {"host", "port", "probe_port"},
     "worker": {"worker_id", "host", "port", "probe_port", "advertise_host", "model", "model_name"}
     | {"device", "pool_mib", "num_threads", "transports", "tiers", "run_dir"},
@@ -248,6 +250,7 @@ def gateway() -> Schema:
     kinds = choice("ClusterIP", "LoadBalancer", "NodePort")
     return closed(
         **service("gateway", GatewayConfig),
+        processes=COUNT | {"minimum": 1, "maximum": MAX_PROCESSES},
         apiKeysSecret=NAME,
         service=closed(type=kinds, annotations=TEXT_MAP),
         ingress=ingress,

@@ -257,6 +257,6 @@ def test_a_dead_collector_costs_spans_and_no_request(deployed: Deployed) -> None
 
 
 def debug_requests(cluster: Cluster) -> dict[str, Any]:
-    with urllib.request.urlopen(f"{cluster.operator_url}/debug/requests", timeout=5) as answer:
+    with urllib.request.urlopen(f"{cluster.operator_urls[0]}/debug/requests", timeout=5) as answer:
         found: dict[str, Any] = json.loads(answer.read())
         return found

@@ -30,8 +30,11 @@ class GatewayProcess:
 
 
 @asynccontextmanager
-async def gateway_process(folder: Path, *arguments: str) -> AsyncIterator[GatewayProcess]:
-    """Listens; `arguments` are further ones of its command line. `folder`: for its model."""
+async def gateway_process(
+    folder: Path, *arguments: str, listens: bool = True
+) -> AsyncIterator[GatewayProcess]:
+    """Listens, unless told otherwise; `arguments` are further ones of its command line. `folder`:
+    for its model."""
     model = write_mock_model(folder)
     router = FakeRouter([model_info(model)])
     await router.start()
@@ -54,9 +57,7 @@ async def gateway_process(folder: Path, *arguments: str) -> AsyncIterator[Gatewa
     assert process.stderr is not None
     reader = asyncio.create_task(_read(process.stderr, log))
     try:
-        await until(lambda: any('"listening"' in line for line in log), 20)
-        listening = next(line for line in log if '"listening"' in line)
-        ports = (json.loads(listening)[name] for name in ("port", "grpc_port"))
+        ports = await _ports(log) if listens else (0, 0)
         yield GatewayProcess(process, router, *ports, log)
     finally:
         if process.returncode is None:
@@ -64,6 +65,13 @@ async def gateway_process(folder: Path, *arguments: str) -> AsyncIterator[Gatewa
         await process.wait()
         await reader
         await router.stop()
+
+
+async def _ports(log: list[str]) -> tuple[int, int]:
+    """Of HTTP and gRPC, once it listens there."""
+    await until(lambda: any('"listening"' in line for line in log), 20)
+    listening = json.loads(next(line for line in log if '"listening"' in line))
+    return listening["port"], listening["grpc_port"]
 
 
 async def _read(stderr: asyncio.StreamReader, log: list[str]) -> None:

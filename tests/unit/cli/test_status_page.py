@@ -50,7 +50,7 @@ async def deployment(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
 async def page(deployment: Deployment) -> AsyncIterator[StatusPage]:
     gateway = deployment.gateway
     urls = [f"http://127.0.0.1:{gateway.port}", f"http://127.0.0.1:{free_port('127.0.0.1')}"]
-    made = StatusPage(0, lambda: urls, f"http://127.0.0.1:{gateway.operator_port}")
+    made = StatusPage(0, lambda: urls, [f"http://127.0.0.1:{gateway.operator_port}"])
     made.start()
     yield made
     await asyncio.to_thread(made.stop)

@@ -12,7 +12,7 @@ import yaml
 from benchmarks import chart_objects
 from benchmarks.chart_objects import Object
 from paceline.core import metrics
-from tests.support.chart import of_kind, owner, pod, rendered
+from tests.support.chart import container, environment, of_kind, owner, pod, rendered
 
 PROMETHEUS = {"prometheus": "http://prometheus:9090"}
 
@@ -284,6 +284,23 @@ def test_monitors_find_every_service_by_ports_that_it_has() -> None:
     service = of_kind(objects, "Service")["gateway"]
     assert selects(gateways["spec"]["selector"], service["metadata"]["labels"])
     assert pods["metadata"]["labels"]["release"] == "p"
+
+
+def test_each_process_of_a_gateway_is_scraped_at_a_port_of_its_own() -> None:
+    objects = rendered(monitoring={"scrape": True}, gateway={"processes": 3})
+    (pods,) = of_kind(objects, "PodMonitor").values()
+    assert selects(pods["spec"]["selector"], labels_of(objects, "gateway"))
+    assert not of_kind(objects, "ServiceMonitor")  # it would meet one of them, and another later
+    asked = {endpoint["port"] for endpoint in pods["spec"]["podMetricsEndpoints"]}
+    found = container(objects, "gateway")
+    ports = {port["name"]: port["containerPort"] for port in found["ports"]}
+    assert ports.keys() - asked == {"http", "grpc"} and len(ports) == 5
+    settings = environment(found)
+    assert settings["PACELINE_GATEWAY_PROCESSES"] == "3"
+    first = int(settings["PACELINE_GATEWAY_PROBE_PORT"])
+    assert [ports[f"probes-{i}"] for i in range(3)] == [first, first + 1, first + 2]
+    (_, scrape) = of_kind(objects, "NetworkPolicy")["gateway"]["spec"]["ingress"]
+    assert scrape["ports"] == [{"port": first, "endPort": first + 2}]
 
 
 @pytest.fixture

@@ -1,0 +1,70 @@
+"""One of several processes of a gateway: `python -m paceline.gateway.sibling`.
+
+Its parent tells on standard input what it is, and hears on standard output, in one line of JSON,
+that it listens or why it cannot.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from paceline.core.errors import ConfigError
+from paceline.gateway.config import GatewayConfig
+from paceline.gateway.usage import SharedUsages
+
+EXIT_CANNOT_START = 2
+
+
+class Sibling(msgspec.Struct):
+    config: GatewayConfig
+    number: int
+    usage_fd: int
+
+    def encode(self) -> bytes:
+        return msgspec.msgpack.encode(self, enc_hook=_text_of)
+
+
+class Report(msgspec.Struct):
+    """Without an error it listens."""
+
+    error: str = ""
+    field: str | None = None
+
+
+def report_of(line: bytes) -> Report | None:
+    """None: it ended without one."""
+    return msgspec.json.decode(line, type=Report) if line.endswith(b"\n") else None
+
+
+def main() -> int:
+    raw = sys.stdin.buffer.read()
+    sibling = msgspec.msgpack.decode(raw, type=Sibling, dec_hook=_path_of)
+    from paceline.gateway.main import Place, run  # 0.5 s, in which our parent need not wait
+
+    usages = SharedUsages(sibling.usage_fd, sibling.number)
+    try:
+        return run(sibling.config, Place(sibling.number, usages, lambda: _tell(Report())))
+    except ConfigError as error:
+        _tell(Report(error.message, error.field))
+        return EXIT_CANNOT_START
+
+
+def _tell(report: Report) -> None:
+    os.write(sys.stdout.fileno(), msgspec.json.encode(report) + b"\n")
+
+
+def _text_of(value: Any) -> str:
+    if isinstance(value, Path):
+        return str(value)
+    raise NotImplementedError(f"{type(value)} is no setting")
+
+
+def _path_of(kind: type, value: Any) -> Any:
+    return kind(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
