@@ -277,6 +277,7 @@ class Cluster:
             "port": self.spec.port or free_port(host),
             "grpc_port": self._grpc_port,
             "processes": count,
+            "spread_routers": count > 1,
             "model": self.spec.model,
             "router": tuple(self._router_endpoints),
         }

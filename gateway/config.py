@@ -42,6 +42,11 @@ class GatewayConfig:
         "Routers (host:port, comma-separated) in the order to try them; a name is looked up"
         " again for each search, and all its addresses are tried.",
     )
+    spread_routers: bool = setting(
+        False,
+        "Try the routers' names in an order by lot, each time: then the processes and replicas of"
+        " gateways share several routers.",
+    )
     secret: str = setting(
         "", "The deployment's secret: separates tenants' KV, opens the routers.", secret=True
     )

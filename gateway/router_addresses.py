@@ -26,18 +26,20 @@ class Address:
 
 
 class RouterAddresses:
-    def __init__(self, endpoints: Sequence[str]) -> None:
+    """`is_spread`: names are tried in an order by lot, not as they were given."""
+
+    def __init__(self, endpoints: Sequence[str], *, is_spread: bool = False) -> None:
+        self._is_spread = is_spread
         self._last = {endpoint: list[Address]() for endpoint in endpoints}
 
     async def look_up(self, avoided: Collection[Address]) -> list[Address]:
-        """In the order in which to try them: as the names were given, those of one name by lot, so
-        that gateways spread over them; `avoided` ones last."""
+        """In the order in which to try them: those of one name by lot, so that gateways spread over
+        them; `avoided` ones last."""
         await asyncio.gather(*map(self._renew, self._last))
-        found = [
-            address
-            for addresses in self._last.values()
-            for address in random.sample(addresses, len(addresses))
-        ]
+        names = list(self._last.values())
+        if self._is_spread:
+            random.shuffle(names)
+        found = [one for addresses in names for one in random.sample(addresses, len(addresses))]
         return sorted(dict.fromkeys(found), key=lambda address: address in avoided)
 
     async def _renew(self, endpoint: str) -> None:

@@ -15,7 +15,7 @@ from prometheus_client import Counter
 from paceline.core.errors import Overloaded, PacelineError, Unavailable
 from paceline.gateway.config import GatewayConfig
 from paceline.gateway.mailbox import Mailbox
-from paceline.gateway.router_addresses import Address
+from paceline.gateway.router_addresses import Address, RouterAddresses
 from paceline.gateway.router_link import RouterLink
 from paceline.gateway.router_search import RouterSearch
 from paceline.gateway.submission import Part, Submission
@@ -41,7 +41,9 @@ class RouterClient:
         self._config = config
         self._on_change = on_change
         self._moved = moved
-        self._search = RouterSearch(config.router, self._connect)
+        self._search = RouterSearch(
+            RouterAddresses(config.router, is_spread=config.spread_routers), self._connect
+        )
         self._slots = itertools.count(1)
         self._submissions: dict[int, Submission] = {}  # by slot
         self._waiting: dict[Part, None] = {}  # for a router, in order

@@ -15,8 +15,10 @@ _MIN_BACKOFF_S, _MAX_BACKOFF_S = 0.1, 1.0  # between rounds, with jitter
 class RouterSearch:
     """`connect` makes a link of an address. A link that hears nothing ends by itself."""
 
-    def __init__(self, endpoints: Sequence[str], connect: Callable[[Address], RouterLink]) -> None:
-        self._addresses = RouterAddresses(endpoints)
+    def __init__(
+        self, addresses: RouterAddresses, connect: Callable[[Address], RouterLink]
+    ) -> None:
+        self._addresses = addresses
         self._connect = connect
 
     async def find(self, avoided: Collection[Address]) -> RouterLink:

@@ -14,8 +14,12 @@ import grpc
 import psutil
 import pytest
 
+from benchmarks.deployment import mock_model, scrape, total
+from benchmarks.loadgen import Call, send_all
+from paceline.cli.cluster import Cluster, ClusterSpec
 from paceline.core.metrics import GATEWAY_RUNNING, REQUEST_SUCCESS
 from paceline.v1 import generate_pb2, generate_pb2_grpc
+from tests.support.end_to_end import prompt
 from tests.support.fake_router_service import bytes_reply
 from tests.support.gateway_client import raw_request, request_bytes, until
 from tests.support.gateway_process import GatewayProcess, gateway_process
@@ -25,6 +29,7 @@ pytestmark = [pytest.mark.slow]
 
 NUM_PROCESSES = 3
 SEVERAL = ("--processes", str(NUM_PROCESSES), "--probe-port", "0", "--drain-timeout-s", "5")
+GATEWAYS = ("gateway", "gateway-1")  # processes of one
 NUM_CONNECTIONS = 60  # that one of three gets none: 1 in 10^10
 HEADERS = ("content-type: application/json", "connection: close")
 
@@ -166,6 +171,26 @@ async def test_none_outlives_a_parent_that_is_killed(gateway: GatewayProcess) ->
     children = psutil.Process(gateway.process.pid).children()
     gateway.process.kill()
     await until(lambda: not any(child.is_running() for child in children), 5)
+
+
+def test_a_whole_deployment_with_two() -> None:
+    worker = {"num_threads": 1, "pool_mib": 16}
+    settings = {"prefill": worker, "decode": worker}
+    with mock_model() as model:
+        spec = ClusterSpec(model, routers=2, gateways=2, settings=settings, drain_timeout_s=20)
+        cluster = Cluster(spec)
+        cluster.start()
+        try:
+            call = Call({"model": model.name, "prompt": prompt(20), "max_tokens": 4})
+            answers = asyncio.run(send_all(cluster.base_url, [call] * NUM_CONNECTIONS, 16))
+            assert all(answer.is_complete for answer in answers)
+            counted = [total(scrape(cluster.urls[name]), REQUEST_SUCCESS) for name in GATEWAYS]
+            assert sum(counted) == NUM_CONNECTIONS and min(counted) > 0
+            shown = [json.load(urlopen(f"{url}/debug/requests")) for url in cluster.operator_urls]
+            assert [len(one["ended"]) for one in shown] == counted
+        finally:
+            clean = cluster.stop()
+        assert clean
 
 
 async def test_a_tenant_has_one_limit_in_all_processes(tmp_path: Path) -> None:

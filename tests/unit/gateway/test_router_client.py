@@ -87,6 +87,23 @@ async def test_the_next_router_serves_when_the_first_is_gone(model_dir: Path) ->
     await routers[1].stop()
 
 
+async def test_gateways_share_the_routers_when_they_are_told_to(model_dir: Path) -> None:
+    routers = [FakeRouter([model_info(model_dir)]) for _ in range(2)]
+    for router in routers:
+        await router.start()
+    endpoints = [router.endpoint for router in routers]
+    gateways: list[GatewayServer] = []
+    while not all(router.num_attached for router in routers):
+        assert len(gateways) < 30  # by lot: 1 in 10^9
+        gateways.append(GatewayServer(gateway_config(model_dir, *endpoints, spread_routers=True)))
+        await gateways[-1].start()
+        await until(lambda: not gateways[-1].serving.reasons())
+    await asyncio.gather(*(gateway.drain() for gateway in gateways))
+    await asyncio.gather(*(gateway.stop() for gateway in gateways))
+    for router in routers:
+        await router.stop()
+
+
 async def test_a_router_that_hangs_is_left_though_its_stream_stands(model_dir: Path) -> None:
     async with running(model_dir, router_silence_s=1.1) as deployment:
         router = deployment.router
