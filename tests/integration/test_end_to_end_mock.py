@@ -308,6 +308,24 @@ def test_vllm_44250_kv_is_shared_only_within_a_cache_salt(split: Split, model: P
     assert len(set(texts)) == 1
 
 
+def test_vllm_40896_greedy_answers_do_not_depend_on_the_cache(
+    split: Split, model: Path, alone: Alone
+) -> None:
+    """R059. https://github.com/vllm-project/vllm/issues/40896: 100 prompts, cold and warm,
+    split and by one engine, have one answer. benchmarks.differential asks the real model so."""
+    prompts = [prompt(17 + i % 60, salt=1000 + i) for i in range(100)]
+    calls = [streaming(model, p, max_tokens=8, temperature=0) for p in prompts]
+    found = [split.send_all(calls) for _ in ("cold", "warm")]
+    cached = []
+    for answers in found:
+        usages = [answer.usage or {} for answer in answers]
+        cached.append([one["prompt_tokens_details"]["cached_tokens"] for one in usages])
+    assert set(cached[0]) == {0} and min(cached[1]) >= 16
+    for token_ids, *answers in zip(prompts, *found, strict=True):
+        one_engine = [alone.answer(token_ids, max_tokens=8, temperature=0) for _ in answers]
+        assert [[answer.token_ids()] for answer in answers] == one_engine
+
+
 def test_a_client_that_leaves_frees_everything(split: Split, model: Path) -> None:
     calls = []
     for i, leave_s in enumerate((0.0, 0.02, 0.1, 0.3)):
