@@ -95,13 +95,27 @@ class ContentPart(msgspec.Struct):
     text: str | None = None
 
 
+class FunctionCall(msgspec.Struct):
+    name: str
+    arguments: str  # JSON
+
+
+class ToolCall(msgspec.Struct):
+    """Of an assistant's message in the past; new ones are not made yet."""
+
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+
+
 class ChatMessage(msgspec.Struct):
-    role: Annotated[Role, says(enum=["system", "developer", "user", "assistant"])]
+    role: Annotated[Role, says(enum=["system", "developer", "user", "assistant", "tool"])]
     content: Annotated[str | list[ContentPart] | None, says(anyOf=[{"type": "string"}, _PARTS])] = (
         None
     )
     name: str | None = None
-    tool_calls: Any = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
     function_call: Any = None
 
 

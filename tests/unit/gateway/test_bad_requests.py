@@ -27,6 +27,10 @@ def with_message(**fields: Any) -> bytes:
     return chat(messages=[{**USER, **fields}])
 
 
+def call(arguments: str) -> dict[str, Any]:
+    return {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
 DEEP = b"[" * 200_000 + b"]" * 200_000
 TOO_LONG = "x" * (CONTEXT_LENGTH + 1)
 FITS = "must fit in 64 bits"
@@ -233,7 +237,23 @@ CASES: dict[str, tuple[str, bytes, str | None, str]] = {
     "unknown role": (CHAT, with_message(role="robot"), "messages[0].role", "robot"),
     "content null": (CHAT, with_message(content=None), "messages[0].content", "must be a string"),
     "content empty": (CHAT, with_message(content=[]), "messages[0].content", "must be a string"),
-    "tool without call": (CHAT, with_message(role="tool"), "messages[0].role", "tools"),
+    "tool without call": (CHAT, with_message(role="tool"), "messages[0].tool_call_id", "no m"),
+    "function": (CHAT, with_message(role="function"), "messages[0].role", "tool_calls"),
+    "call of a user": (
+        CHAT,
+        with_message(tool_calls=[call("{}")]),
+        "messages[0].tool_calls",
+        "only an assistant",
+    ),
+    **{
+        f"call with {arguments[:9]}": (
+            CHAT,
+            with_message(role="assistant", tool_calls=[call(arguments)]),
+            "messages[0].tool_calls[0].function.arguments",
+            "JSON object",
+        )
+        for arguments in ("", "{", "[]", "null", "[" * 100_000)
+    },
     "image": (
         CHAT,
         with_message(content=[{"type": "image_url", "image_url": {"url": "x"}}]),

@@ -4,11 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from paceline.core.errors import ConfigError, InvalidRequest
 from paceline.gateway.chat_template import ChatTemplate, load_template
-from paceline.gateway.messages import Chat
+from paceline.gateway.messages import Chat, chat_of
+from paceline.gateway.openai_types import ChatRequest
 
 MESSAGES = [
     {"role": "system", "content": "Be brief <b>."},
@@ -67,6 +69,56 @@ def test_it_continues_the_last_message_as_transformers_does(source: str) -> None
     )
     chat = Chat(ANSWERED, asks_for_answer=False, continues_last=True)
     assert template(source).render(chat) == rendered[0]
+
+
+CALL = {
+    "name": "weather",
+    "arguments": '{"city": "Zürich", "days": [1, 2], "id": 12345678901234567890}',
+}
+CALLED = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": [{"type": "text", "text": "Warm"}, {"type": "text", "text": "?"}]},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "call_1", "type": "function", "function": CALL}],
+    },
+    {"role": "tool", "tool_call_id": "call_1", "content": "21 °C"},
+    {"role": "assistant", "content": "Yes", "name": "helper"},
+    {"role": "user", "content": "Thanks"},
+]
+# Calls as XML (Qwen, Hermes), as the object alone (Llama 3), and by id (Mistral)
+TOOLS = [
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content %}{{ m.content }}{% endif %}"
+    "{% for c in m.tool_calls %}<tool_call>\n{{ c.function | tojson }}\n</tool_call>{% endfor %}"
+    "<|im_end|>\n{% endfor %}",
+    "{% for m in messages %}{% if 'tool_calls' in m %}{% if m.tool_calls | length != 1 %}"
+    "{{ raise_exception('one at a time') }}{% endif %}{% set c = m.tool_calls[0].function %}"
+    '{"name": "{{ c.name }}", "parameters": {{ c.arguments | tojson }}}'
+    "{% elif m.role in ('tool', 'ipython') %}ipython: {{ m.content | tojson }}"
+    "{% else %}{{ m.role }}: {{ m['content'] | trim }}{% endif %}<|eot_id|>{% endfor %}",
+    "{% for m in messages %}{% if m.tool_calls is defined %}[TOOL_CALLS]{% for c in m.tool_calls %}"
+    "{{ c.function.name }}{% for k, v in c.function.arguments.items() %} {{ k }}={{ v }}"
+    "{% endfor %}#{{ c.id }}{% endfor %}{% elif m.role == 'tool' %}"
+    "[TOOL_RESULTS]{{ m.tool_call_id }}:{{ m.content }}{% else %}{{ m.content }}{% endif %}"
+    "{% endfor %}",
+]
+
+
+@pytest.mark.parametrize("source", TOOLS)
+def test_calls_and_their_results_are_rendered_as_transformers_does(source: str) -> None:
+    """Which takes arguments that have been read, and texts."""
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    function = {**CALL, "arguments": json.loads(CALL["arguments"])}
+    call = {"id": "call_1", "type": "function", "function": function}
+    theirs = [dict(message) for message in CALLED]
+    theirs[1]["content"] = "Warm\n?"
+    theirs[2] |= {"content": "", "tool_calls": [call]}
+    rendered, _ = utils.render_jinja_template([theirs], chat_template=source, bos_token="<s>")
+    body = {"model": "mock", "messages": CALLED, "add_generation_prompt": False}
+    request = msgspec.convert(body, ChatRequest)
+    ours = chat_of(request.messages, request, has_developer=False)
+    assert template(source).render(ours) == rendered[0]
 
 
 def test_a_message_that_the_template_leaves_out_cannot_be_continued() -> None:

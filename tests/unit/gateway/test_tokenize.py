@@ -8,6 +8,7 @@ from tests.support.gateway_deployment import CONTEXT_LENGTH, Deployment
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+TOOL = {"role": "tool", "content": "x"}
 MESSAGES = [{"role": "user", "content": "Hi"}]
 RENDERED = [258, *b"Hi", 256]  # <|user|>Hi<|end|>
 
@@ -78,7 +79,7 @@ async def test_text_comes_back(deployment: Deployment) -> None:
         ("/tokenize", {"prompt": "x", "model": "none"}, 404, "model"),
         ("/tokenize", {"prompt": ["x"]}, 400, "prompt"),
         ("/tokenize", {"prompt": "x", "promt": "x"}, 400, "promt"),
-        ("/tokenize", {"messages": [{"role": "tool", "content": "x"}]}, 400, "messages[0].role"),
+        ("/tokenize", {"messages": [TOOL]}, 400, "messages[0].tool_call_id"),
         ("/detokenize", {"tokens": [260]}, 400, "tokens"),
         ("/detokenize", {"tokens": [-1]}, 400, "tokens"),
         ("/detokenize", {"tokens": [2**64]}, 400, "tokens"),
