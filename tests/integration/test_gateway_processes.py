@@ -145,6 +145,7 @@ async def test_one_that_is_killed_is_started_again_while_the_others_serve(
         await reader.readuntil(b'"text":"0"')
     running = await counted(gateway, GATEWAY_RUNNING)
     router.reply = lambda request: bytes_reply(b"Hello")
+    router.attach_s = 1.0  # a process that listened before it has a router would answer with 503
     victim = psutil.Process(gateway.process.pid).children()[0]
     victim.kill()
     victim.wait(5)

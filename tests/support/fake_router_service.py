@@ -74,6 +74,7 @@ class FakeRouter(RouterServiceServicer):
         self.endpoint = ""
         self.is_silent = False  # sends nothing, not even beats
         self.is_draining = False
+        self.attach_s = 0.0  # until a gateway hears of the models
         self.num_attached = 0  # streams, ever
         self._hands_over = asyncio.Event()  # what runs
         self._server: grpc.aio.Server | None = None
@@ -123,6 +124,7 @@ class FakeRouter(RouterServiceServicer):
     ) -> AsyncIterator[RouterFrame]:
         if self.is_draining:
             raise Unavailable("the router is shutting down")
+        await asyncio.sleep(self.attach_s)
         self.num_attached += 1
         outbox: asyncio.Queue[RouterFrame | None] = asyncio.Queue()
         outbox.put_nowait(RouterFrame(models=self.models, models_changed=True))
