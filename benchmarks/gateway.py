@@ -10,11 +10,15 @@ tokens_per_s_512  the same with 512 clients
 busy_512          share of that time in which the gateway was at work: well below 1 the router and
                   the clients, on their core, set the pace
 With --peer, at the same pace:
-smg_cpu_us_per_token   of the Rust router smg (PyPI), which passes ready events on and makes no text
-cpu_over_smg           ours over its
+vllm_front_cpu_us_per_token   of vLLM's API server before an engine that is paced as our router is
+cpu_vs_vllm_front             ours over its
+smg_cpu_us_per_token          of the Rust router smg (PyPI), which passes ready events on and makes
+                              no text
+cpu_over_smg                  ours over its
 """
 
 import asyncio
+import contextlib
 import os
 import secrets
 import subprocess
@@ -36,6 +40,8 @@ from benchmarks.common import REPEATS, Options, publish, show
 from benchmarks.deployment import mock_model
 from benchmarks.mock_router import MockRouter
 from benchmarks.mock_sse import MockSse
+from benchmarks.peer import peer_command
+from benchmarks.word_tokenizer import word_tokenizer
 from paceline.cli.ports import free_port
 from paceline.core.serving_digest import serving_digest
 from paceline.v1.control_pb2 import ModelInfo
@@ -44,7 +50,9 @@ VOCAB_SIZE = 4096
 STEP_S = 0.05
 NUM_STREAMS, NUM_MANY_STREAMS = 64, 512
 CONTEXT_LENGTH = 1 << 22  # no stream ends while it is measured
+PEER_TOKENS = 8192  # the same of vLLM's, whose pages are bounded
 START_S = 30.0  # the first token of all
+READY_S, PEER_READY_S = 20.0, 300.0
 COMMAND = "import sys; from paceline.cli.main import main; sys.exit(main(sys.argv[1:]))"
 
 
@@ -64,8 +72,9 @@ class Stream(asyncio.Protocol):
         self.num_events += data.count(b"data: {")
 
 
-def request_bytes(prompt: str | list[int]) -> bytes:
-    body = {"model": "mock", "prompt": prompt, "max_tokens": CONTEXT_LENGTH // 2, "stream": True}
+def request_bytes(prompt: str | list[int], max_tokens: int = CONTEXT_LENGTH // 2) -> bytes:
+    body = {"model": "mock", "prompt": prompt, "max_tokens": max_tokens, "stream": True}
+    body |= {"ignore_eos": True}
     content = orjson.dumps(body)
     lines = ["POST /v1/completions HTTP/1.1", "host: x", "content-type: application/json"]
     lines += [f"content-length: {len(content)}", "", ""]
@@ -85,7 +94,7 @@ class Window:
 class Bench:
     """A gateway or a peer that is ready, and what stands behind it."""
 
-    source: MockRouter | MockSse
+    source: MockRouter | MockSse | None  # None: it keeps its own pace
     process: psutil.Process
     port: int
     request: bytes
@@ -129,9 +138,10 @@ def _cpu_s(process: psutil.Process) -> float:
 
 @asynccontextmanager
 async def on_first_core(
-    command: list[str], url: str, environment: Mapping[str, str]
+    command: list[str], url: str, environment: Mapping[str, str], ready_s: float = READY_S
 ) -> AsyncIterator[psutil.Process]:
-    """A process that answers at `url`, on a core of its own; this one runs on the others."""
+    """A process that answers at `url`, on a core of its own; this one runs on the others, and so
+    do its children."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, cores[1:] or cores)
     with tempfile.TemporaryFile() as log:
@@ -140,12 +150,15 @@ async def on_first_core(
         )
         try:
             watched = psutil.Process(process.pid)
-            await _until_ready(url)
+            await _until_ready(url, ready_s)
             for task in watched.threads():
                 os.sched_setaffinity(task.id, cores[:1])
             yield watched
         finally:
-            process.kill()
+            children = psutil.Process(process.pid).children(recursive=True)
+            for one in (process, *children):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    one.kill()
             process.wait()
             os.sched_setaffinity(0, cores)
 
@@ -173,7 +186,21 @@ async def bench(model: Path) -> AsyncIterator[Bench]:
 
 
 @asynccontextmanager
-async def peer_bench() -> AsyncIterator[Bench]:
+async def vllm_bench() -> AsyncIterator[Bench]:
+    """vLLM's API server before its engine with a tiny model. Raises SystemExit where it is not
+    installed."""
+    port = free_port("127.0.0.1")
+    with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
+        model = write_tiny_llama(Path(folder))
+        command = peer_command("vllm_front", str(model), str(port), str(STEP_S))
+        url = f"http://127.0.0.1:{port}/health"
+        async with on_first_core(command, url, {}, PEER_READY_S) as process:
+            request = request_bytes(list(range(300, 364)), PEER_TOKENS)
+            yield Bench(None, process, port, request)
+
+
+@asynccontextmanager
+async def smg_bench() -> AsyncIterator[Bench]:
     """smg before a server of ready events. Raises SystemExit where it is not installed."""
     smg = Path(os.environ.get("PACELINE_PEER_SMG", "")).with_name("smg")
     if not smg.is_file():
@@ -189,7 +216,29 @@ async def peer_bench() -> AsyncIterator[Bench]:
         await server.stop()
 
 
-async def _until_ready(url: str, timeout_s: float = 20.0) -> None:
+def write_tiny_llama(folder: Path) -> Path:
+    """What vLLM serves with weights that it draws itself; each token is a visible word."""
+    fields: dict[str, object] = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 128,
+        "intermediate_size": 128,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "vocab_size": VOCAB_SIZE,
+        "max_position_embeddings": 2 * PEER_TOKENS,
+        "tie_word_embeddings": True,
+    }
+    (folder / "config.json").write_bytes(orjson.dumps(fields))
+    kind = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    (folder / "tokenizer_config.json").write_bytes(orjson.dumps(kind))
+    word_tokenizer(VOCAB_SIZE).save(str(folder / "tokenizer.json"))
+    return folder
+
+
+async def _until_ready(url: str, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -227,12 +276,17 @@ async def measured(options: Options) -> dict[str, float]:
 
 async def peer_figures(options: Options, ours: Mapping[str, float]) -> dict[str, float]:
     repeats, seconds = rounds(options)
-    async with peer_bench() as smg, smg.streams(NUM_STREAMS) as streams:
-        costs = [(await smg.window(streams, seconds)).cpu_us_per_token for _ in range(repeats)]
-    cost_us = median(costs)
+    costs_us = {}
+    for name, bench_of_peer in (("vllm_front", vllm_bench), ("smg", smg_bench)):
+        show(f"peer {name}")
+        async with bench_of_peer() as peer, peer.streams(NUM_STREAMS) as streams:
+            windows = [await peer.window(streams, seconds) for _ in range(repeats)]
+        costs_us[name] = median(window.cpu_us_per_token for window in windows)
+    own_us = ours["cpu_us_per_token"]
     return {
-        "smg_cpu_us_per_token": cost_us,
-        "cpu_over_smg": ours["cpu_us_per_token"] / cost_us,
+        **{f"{name}_cpu_us_per_token": cost_us for name, cost_us in costs_us.items()},
+        "cpu_vs_vllm_front": own_us / costs_us["vllm_front"],
+        "cpu_over_smg": own_us / costs_us["smg"],
     }
 
 

@@ -10,6 +10,7 @@ from benchmarks.common import ROOT, show
 SCRIPTS = ROOT / "benchmarks" / "peers"
 INTERPRETERS = {
     "vllm_cpu": "PACELINE_PEER_VLLM",
+    "vllm_front": "PACELINE_PEER_VLLM",
     "llamacpp": "PACELINE_PEER_LLAMA",
     "dynamo_radix": "PACELINE_PEER_DYNAMO",
 }
@@ -17,18 +18,23 @@ TIMEOUT_S = 1800.0
 RANK_THREADS = "GOMP_SPINCOUNT"  # what a rank sets for itself (common.run_in); not for peers
 
 
-def peer_figures(name: str, *arguments: str) -> dict[str, float]:
-    """Raises SystemExit, saying what to do, where the peer is not installed or fails."""
+def peer_command(name: str, *arguments: str) -> list[str]:
+    """Raises SystemExit, saying what to do, where the peer is not installed."""
     variable = INTERPRETERS[name]
     interpreter = os.environ.get(variable, "")
     if not Path(interpreter).is_file():
         raise SystemExit(
             f"{variable} must name a Python that has the peer; see {SCRIPTS}/README.md"
         )
+    return [interpreter, str(SCRIPTS / f"{name}.py"), *arguments]
+
+
+def peer_figures(name: str, *arguments: str) -> dict[str, float]:
+    """Raises SystemExit, as `peer_command` and where the peer fails."""
+    command = peer_command(name, *arguments)
     show(f"peer {name}")
-    script = str(SCRIPTS / f"{name}.py")
     done = subprocess.run(
-        [interpreter, script, *arguments],
+        command,
         stdout=subprocess.PIPE,
         text=True,
         timeout=TIMEOUT_S,
