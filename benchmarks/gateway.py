@@ -156,9 +156,10 @@ async def on_first_core(
             yield watched
         finally:
             children = psutil.Process(process.pid).children(recursive=True)
-            for one in (process, *children):
+            process.kill()
+            for child in children:
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    one.kill()
+                    child.kill()
             process.wait()
             os.sched_setaffinity(0, cores)
 
@@ -256,12 +257,14 @@ async def measured(options: Options) -> dict[str, float]:
     paced, few, many = [], [], []
     with mock_model(VOCAB_SIZE) as model:
         async with bench(model) as own:
+            source = own.source
+            assert source is not None, "its pace is ours"
             for index in range(repeats):
                 show(f"round {index + 1} of {repeats}")
-                own.source.step_s = STEP_S
+                source.step_s = STEP_S
                 async with own.streams(NUM_STREAMS) as streams:
                     paced.append(await own.window(streams, seconds))
-                    own.source.step_s = 0.0
+                    source.step_s = 0.0
                     few.append(await own.window(streams, seconds))
                 async with own.streams(NUM_MANY_STREAMS) as streams:
                     many.append(await own.window(streams, seconds))
