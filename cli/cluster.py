@@ -17,6 +17,7 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -287,9 +288,11 @@ class Cluster:
         self._start_service("gateway", "gateway", settings)
         self._http = self.urls["gateway"]
         for number, port in enumerate(probes):
-            self.urls["gateway" if number == 0 else f"gateway-{number}"] = replace(
-                self._http, port=port
-            )
+            name = f"gateway-{number}" if number else "gateway"
+            self.urls[name] = replace(self._http, port=port)
+        if probes:
+            urls = [url for name, url in self.urls.items() if name.startswith("gateway")]
+            self.processes["gateway"].probe = partial(first_not_ready, urls)
 
     def _start_worker(self, role: Role) -> str:
         name = f"{role}-{self._next_number[role]}"
@@ -319,6 +322,11 @@ class Cluster:
 
     def _spawn(self, child: Child) -> None:
         self._spawner.submit(child.start).result()
+
+
+def first_not_ready(urls: Sequence[ProbeUrl]) -> str:
+    """Why not all are ready; empty when they are."""
+    return next(filter(None, (url.not_ready() for url in urls)), "")
 
 
 def num_connected(url: str) -> int:

@@ -53,10 +53,11 @@ class GatewayServer:
         self._drain_timeout_s = config.drain_timeout_s
         self._grpc = GrpcServer(self.serving, config)
         self._http = HttpServer(make_app(self.serving), config)
-        self._probes = _probe_server(self.serving, config, place.number)
+        self._probes = _probe_server(self._not_ready, self.serving, config, place.number)
         self._operators = _operator_server(self.serving, config, place.number)
         self.probe_port = self.operator_port = 0  # none
         self._is_ready = asyncio.Event()
+        self._listens = False
         self._health_updates: set[asyncio.Task[None]] = set()
 
     @property
@@ -81,8 +82,12 @@ class GatewayServer:
         await self._grpc.set_ready(not self.serving.reasons())
         await self._grpc.start()
         await self._http.start()
+        self._listens = True
         if not self._shares_ports:
             self._look_for_router()
+
+    def _not_ready(self) -> list[str]:
+        return self.serving.reasons() or ([] if self._listens else ["does not listen yet"])
 
     def _look_for_router(self) -> None:
         self.serving.on_change = self._update_health
@@ -117,12 +122,14 @@ class GatewayServer:
         update.add_done_callback(self._health_updates.discard)
 
 
-def _probe_server(serving: Serving, config: GatewayConfig, number: int) -> ProbeServer | None:
+def _probe_server(
+    reasons: Callable[[], list[str]], serving: Serving, config: GatewayConfig, number: int
+) -> ProbeServer | None:
     """Of one that shares its ports, where any of them may answer."""
     if not config.shares_ports:
         return None
     port = config.probe_port + number if config.probe_port else 0
-    return ProbeServer(config.host, port, serving.reasons, serving.metrics.registry)
+    return ProbeServer(config.host, port, reasons, serving.metrics.registry)
 
 
 def _operator_server(serving: Serving, config: GatewayConfig, number: int) -> ProbeServer | None:

@@ -6,6 +6,7 @@ that it listens or why it cannot.
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +43,28 @@ def report_of(line: bytes) -> Report | None:
 def main() -> int:
     raw = sys.stdin.buffer.read()
     sibling = msgspec.msgpack.decode(raw, type=Sibling, dec_hook=_path_of)
+    tell = _reporter()
     from paceline.gateway.main import Place, run  # 0.5 s, in which our parent need not wait
 
     usages = SharedUsages(sibling.usage_fd, sibling.number)
     try:
-        return run(sibling.config, Place(sibling.number, usages, lambda: _tell(Report())))
+        return run(sibling.config, Place(sibling.number, usages, lambda: tell(Report())))
     except ConfigError as error:
-        _tell(Report(error.message, error.field))
+        tell(Report(error.message, error.field))
         return EXIT_CANNOT_START
 
 
-def _tell(report: Report) -> None:
-    os.write(sys.stdout.fileno(), msgspec.json.encode(report) + b"\n")
+def _reporter() -> Callable[[Report], None]:
+    """Writes to what was standard output: who prints from now on is heard on standard error, for
+    nobody else is to speak there, and it is not read for ever."""
+    reports = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return lambda report: _write(reports, report)
+
+
+def _write(reports: int, report: Report) -> None:
+    os.write(reports, msgspec.json.encode(report) + b"\n")
+    os.close(reports)
 
 
 def _text_of(value: Any) -> str:
