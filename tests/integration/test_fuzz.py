@@ -1,6 +1,6 @@
 """A gateway under minutes of requests that nobody would send: no 5xx, no crash, memory flat.
 
-PACELINE_FUZZ_S sets how long (45); PACELINE_FUZZ_SEED repeats a run, as far as timing lets it.
+PACELINE_FUZZ_S sets how long (60); PACELINE_FUZZ_SEED repeats a run, as far as timing lets it.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from tests.support.fuzz import connection
 from tests.support.gateway_client import raw_request, request_bytes
 from tests.support.gateway_process import GatewayProcess, gateway_process
 
-FUZZ_S = float(os.environ.get("PACELINE_FUZZ_S", "45"))
+FUZZ_S = float(os.environ.get("PACELINE_FUZZ_S", "60"))
 SEED = int(os.environ.get("PACELINE_FUZZ_SEED", "6"))
 AT_ONCE = 16
 READ_S = 0.5  # of the gateway, for what never comes
