@@ -142,6 +142,7 @@ def cost_of(worker: control_pb2.ConsideredWorker) -> str:
         "unreported": worker.unreported,
         "running": worker.running,
         "balance": worker.balance,
+        "misses": worker.misses,
     }
     added = " + ".join(f"{name} {tokens:.0f}" for name, tokens in terms.items())
     return f"{added} = {sum(terms.values()):.0f}, {worker.num_cached_tokens} cached"

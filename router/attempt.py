@@ -66,11 +66,12 @@ class Attempt:
         num_tokens = self.request.num_prompt_tokens + self._start
         uncached = max(1, num_tokens - chosen.num_cached_tokens)
         fly = self._stack.enter_context
-        self.compute = fly(sessions[chosen.worker_id].fly(self, uncached))  # of the prompt
+        session = sessions[chosen.worker_id]
+        self.compute = fly(session.fly(self, uncached, num_tokens - uncached))  # of the prompt
         self.decode: Flight | None = None
         if isinstance(plan, Split):
             self.decode = fly(sessions[plan.decode.worker_id].fly(self, 0))
-        (self.decode or self.compute).itl_s = self.request.targets.itl_ms / 1000
+        (self.decode or self.compute).hope(self.request.targets.itl_ms / 1000)
 
     def begin_span(self, spans: Tracing) -> None:
         attributes: Attributes = {
@@ -94,9 +95,11 @@ class Attempt:
 
     @property
     def cost(self) -> float | None:
-        """Of the worker that computes the prompt, as it was planned."""
-        considered = self.plan.considered  # who was taken comes first
-        return considered[0][1].total if considered else None
+        """Of the worker that computes the prompt, as it was planned, but for what others lose."""
+        if not self.plan.considered:
+            return None
+        cost = self.plan.considered[0][1]  # who was taken comes first
+        return cost.total - cost.misses
 
     @property
     def num_predicted_tokens(self) -> int:
@@ -153,6 +156,8 @@ class Attempt:
             if self.num_cached_tokens is None:
                 self.num_cached_tokens = emission.num_cached_tokens
                 self.prompt_s = self._elapsed_s()
+                num_tokens = self.request.num_prompt_tokens + self._start
+                flight.note_pace(num_tokens, emission.num_cached_tokens)
             self._take(flight, emission)
             if self._held:
                 self._release_held()

@@ -54,11 +54,10 @@ class Dispatcher:
         request = attempt.request.for_worker(attempt.choices, _now())
         request.traceparent = attempt.traceparent
         if attempt.decode is None:
-            attempt.compute.computing = True
             run = worker_pb2.RunWhole(
                 slot=attempt.compute.slot, request=request, hints=self._hints(attempt)
             )
-            attempt.compute.send(worker_pb2.WorkerCommand(run=run))
+            attempt.compute.compute(worker_pb2.WorkerCommand(run=run))
             await attempt.done
         else:
             await self._reserve(attempt, attempt.decode, request)
@@ -88,8 +87,7 @@ class Dispatcher:
         prefill = worker_pb2.Prefill(
             slot=attempt.compute.slot, request=request, ticket=ticket, hints=self._hints(attempt)
         )
-        attempt.compute.computing = True
-        attempt.compute.send(worker_pb2.WorkerCommand(prefill=prefill))
+        attempt.compute.compute(worker_pb2.WorkerCommand(prefill=prefill))
 
         watch = HandoffWatch(attempt, decode, self._config.handoff_timeout_s)
         attempt.on_first_tokens = watch.start

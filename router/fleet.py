@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from paceline.core.keys import narrowed_salt, root_key, tenant_salt
 from paceline.router.config import RouterConfig
 from paceline.router.metrics import RouterMetrics
+from paceline.router.pace import costs, mean_pace
 from paceline.router.worker_link import WorkerLink
 from paceline.router.worker_session import WorkerSession
 from paceline.v1 import common_pb2, control_pb2, worker_pb2
@@ -223,12 +224,13 @@ class Fleet:
         self._last_usable[info.content_digest, info.context_length] = now
 
     def decay(self, now: float) -> None:
-        """At most once a second: halves what is recent every RECENT_HALF_LIFE_S, and notes how
-        much of the load on its workers is of other routers."""
+        """At most once a second: halves what is recent every RECENT_HALF_LIFE_S, compares the paces
+        of workers, and notes how much of the load on them is of other routers."""
         elapsed_s = now - self._decayed_at
         if elapsed_s < 1:
             return
         self._decayed_at = now
+        self._compare_paces()
         factor = 0.5 ** (elapsed_s / RECENT_HALF_LIFE_S)
         ours = theirs = 0
         for session in self.sessions():
@@ -237,6 +239,17 @@ class Fleet:
             theirs += max(0, session.num_reported - session.num_in_flight)
         measured = min(theirs / max(1, ours), MAX_OTHERS)
         self.others += min(1.0, elapsed_s / OTHERS_AVERAGE_S) * (measured - self.others)
+
+    def _compare_paces(self) -> None:
+        """Of workers of one role and revision."""
+        for revision in self._revisions.values():
+            for peers in (revision.prefill, revision.decode):
+                known = [s.pace for s in peers if s.pace.is_known]
+                if known:
+                    usual = mean_pace(known)
+                    for session in peers:
+                        session.token_cost, session.pair_cost = costs(session.pace, usual)
+                        session.cost_s = usual.usual_token_s
 
 
 def _model_of(info: worker_pb2.WorkerInfo) -> control_pb2.ModelInfo:

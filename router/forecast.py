@@ -1,7 +1,7 @@
 """What the planner's costs are worth: of each worker, the seconds until a prompt's first token.
 
-The planner compares costs, in tokens of prefill, and needs no seconds. How far a cost is from what
-happens shows in seconds alone: before each first token counts, its time is predicted by a line
+The planner compares costs, in tokens of prefill. How far a cost is from what happens shows in
+seconds alone: before each first token counts, its time is predicted by a line
 through those before, of the same worker; recent ones weigh more.
 """
 

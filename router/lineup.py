@@ -59,7 +59,7 @@ Ask = Callable[[W], Answer]
 
 @dataclass(slots=True)
 class _Tenant(Generic[W]):
-    had: float  # tokens over weight
+    had: float = 0.0  # tokens over weight; less than the clock counts as much as it
     waiting: list[tuple[tuple[float, int], int, W]] = field(default_factory=list)  # a heap
 
 
@@ -81,7 +81,7 @@ class _Class(Generic[W]):
             insort(self._first, waiter, key=_order)
             return
         turn = waiter.turn
-        tenant = self._tenants.setdefault(turn.tenant, _Tenant(self._clock))
+        tenant = self._tenants.setdefault(turn.tenant, _Tenant())
         self._pushes += 1
         heapq.heappush(tenant.waiting, (turn.order, self._pushes, waiter))
 

@@ -127,6 +127,8 @@ class Placer:
             line.avoid,
             line.may_split,
             self._fleet.others,
+            now,
+            line.request.hoped_due,
         )
         found = self._plan(line, job, now)
         if found is None:

@@ -6,12 +6,17 @@ Cost is counted in tokens of prefill, the currency of time to first token:
     + streams x (STEP_TOKENS + STALL x uncached)      the slow-down that it meets and causes
     + sent since the last report x others             what other routers sent meanwhile
     + BALANCE x tokens x share above fair             so that one warm worker is not the only one
+    + MISS_TOKENS x hopes that are missed             for its ttft_ms, and itl_ms of those beside it
 
-All workers are looked at. With other routers beside it, each cost is made greater by lot, by up to
-what they may be adding just now: those who saw the same report do not all choose the same worker.
+Tokens that see many others, and those of a worker that is slower than its peers, count for more.
+
+All workers are looked at; what would be missed is asked of the MAX_WEIGHED cheapest, who alone come
+into question then. With other routers beside it, each cost is made greater by lot, by up to what
+they may be adding just now: those who saw the same report do not all choose the same worker.
 docs/routing.md explains the terms.
 """
 
+import heapq
 import math
 import random
 from collections.abc import Mapping, Sequence
@@ -21,11 +26,14 @@ from typing import NamedTuple, Protocol, TypeVar
 from paceline.core.kv_layout import PAGE_TOKENS
 
 STALL = 0.1  # of a token's time that each stream beside it loses, in its request's own waiting
+HOPING = 0.5  # of it for a stream whose hope is known: `misses` says the rest
 STEP_TOKENS = 32  # that a stream costs whoever steps beside it
 BALANCE = 1.5
 CHANCE_SHARE = 0.08  # x sqrt(workers) above fair costs nothing: sessions stay where their KV is
 NEAR_TOKENS = 48
 PULL_COST = 0.125  # of a token pulled, in tokens computed
+MISS_TOKENS = 60_000  # that a stream is worth, and what it hopes for
+MAX_WEIGHED = 8
 MAX_SHOWN = 4  # costs of a side that are kept for `paceline explain`
 
 
@@ -58,6 +66,25 @@ class Worker(Protocol):
 
     @property
     def recent_requests(self) -> float: ...
+    @property
+    def waiting_cost(self) -> float:
+        """Of what it has to compute before the request."""
+
+    @property
+    def token_cost(self) -> float:
+        """Its time for a token over that of its peers for one of a usual prompt."""
+
+    @property
+    def pair_cost(self) -> float:
+        """The same for a token and one that it sees."""
+
+    @property
+    def num_hoping(self) -> int:
+        """Streams of this router that hope for a time between tokens."""
+
+    def misses(self, num_new: int, num_cached: int, now: float, due: float) -> float:
+        """How many hopes would be missed because of a prompt of `num_new` tokens, its own for a
+        first token at `due` included."""
 
 
 class Candidate(NamedTuple):
@@ -73,6 +100,16 @@ class Candidate(NamedTuple):
     num_pages: int = 1 << 30
     most_pages: tuple[int, ...] = (0,)
     recent_requests: float = 0.0
+    token_cost: float = 1.0
+    pair_cost: float = 0.0
+    num_hoping: int = 0
+
+    @property
+    def waiting_cost(self) -> float:
+        return self.token_cost * self.num_waiting_tokens
+
+    def misses(self, num_new: int, num_cached: int, now: float, due: float) -> float:
+        return 0.0
 
 
 def candidate_of(worker: Worker, num_cached_tokens: int) -> Candidate:
@@ -87,6 +124,9 @@ def candidate_of(worker: Worker, num_cached_tokens: int) -> Candidate:
         worker.num_pages,
         worker.most_pages,
         worker.recent_requests,
+        worker.token_cost,
+        worker.pair_cost,
+        worker.num_hoping,
     )
 
 
@@ -100,6 +140,8 @@ class Job:
     avoid: frozenset[str] = field(default_factory=frozenset)  # failed it before: last resort
     may_split: bool = True
     others: float = 0.0  # load of other routers on the same workers, over that of this one
+    now: float = 0.0
+    due: float = math.inf  # its first token is hoped for until then
 
     def num_pages(self, most_pages: tuple[int, ...]) -> int:
         """That it needs on a worker whose page groups hold so many a sequence."""
@@ -115,10 +157,11 @@ class Cost(NamedTuple):
     unreported: float  # what other routers sent since the worker's last report
     running: float  # streams that step together with it, and that its prompt stalls
     balance: float  # above its fair share of recent requests
+    misses: float = 0.0  # of hopes, its own and of streams beside it
 
     @property
     def total(self) -> float:
-        return self.uncached + self.waiting + self.unreported + self.running + self.balance
+        return math.fsum(self)
 
 
 Considered = tuple[Candidate, Cost]
@@ -182,6 +225,8 @@ def choose(
     `token_cost`: of one that is not cached; less than 1 where it is pulled.
     """
     terms, totals = _terms(job, workers, cached, token_cost)
+    if token_cost == 1.0 and (job.due < math.inf or any(worker.num_hoping for worker in workers)):
+        terms, totals = _with_misses(job, workers, cached, terms, totals)
     if job.others:
         share = job.others / (1 + job.others)
         adding = [share * rng.random() * uncached for uncached, *_ in terms]
@@ -194,12 +239,14 @@ def choose(
     totals[chosen] = float("-inf")  # shown first
     shown = sorted(range(len(workers)), key=totals.__getitem__)[:MAX_SHOWN]
     considered = tuple(
-        (candidate_of(workers[i], cached.get(workers[i], 0)), Cost(*terms[i])) for i in shown
+        (candidate_of(workers[i], cached.get(workers[i], 0)), Cost(*terms[i]))
+        for i in shown
+        if totals[i] < math.inf
     )
     return considered[0][0], considered
 
 
-Terms = tuple[float, float, float, float, float]
+Terms = tuple[float, ...]  # of Cost
 
 
 def _terms(
@@ -216,16 +263,36 @@ def _terms(
     free = mean * (1 + CHANCE_SHARE * math.sqrt(len(recent)))
     excess_cost = BALANCE * num_tokens / mean if mean else 0.0
     for worker, requests in zip(workers, recent, strict=True):
-        uncached = num_tokens - held(worker, 0)
+        num_cached = held(worker, 0)
+        num_new = num_tokens - num_cached
+        uncached = num_new * (worker.token_cost + worker.pair_cost * (num_cached + 0.5 * num_new))
         stalled = 0.0 if worker.is_prefill else stall * uncached
         own = token_cost * uncached
-        waiting = worker.num_waiting_tokens
+        waiting = worker.waiting_cost
         unreported = others * worker.unreported_tokens
-        running = worker.num_running * (STEP_TOKENS + stalled)
+        num_running = worker.num_running
+        running = num_running * STEP_TOKENS + (num_running - HOPING * worker.num_hoping) * stalled
         balance = excess_cost * (requests - free) if requests > free else 0.0
         found.append((own, waiting, unreported, running, balance))
         totals.append(own + waiting + unreported + running + balance)
     return found, totals
+
+
+def _with_misses(
+    job: Job,
+    workers: Sequence[W],
+    cached: Mapping[W, int],
+    terms: list[Terms],
+    totals: list[float],
+) -> tuple[list[Terms], list[float]]:
+    """Costs with what streams would miss, of the cheapest; the others are out of the question."""
+    terms, weighed = list(terms), [math.inf] * len(totals)
+    for i in heapq.nsmallest(MAX_WEIGHED, range(len(totals)), key=totals.__getitem__):
+        num_cached = cached.get(workers[i], 0)
+        misses = workers[i].misses(job.num_tokens - num_cached, num_cached, job.now, job.due)
+        terms[i] = (*terms[i], MISS_TOKENS * misses)
+        weighed[i] = totals[i] + MISS_TOKENS * misses
+    return terms, weighed
 
 
 def _able(job: Job, workers: Sequence[W]) -> Sequence[W]:

@@ -107,6 +107,12 @@ class Request:
         )
 
     @property
+    def hoped_due(self) -> float:
+        """Until when its first token is hoped for: for ever if nothing was said, or it has come."""
+        waits = self.targets.ttft_ms > 0 and self.first_token_at is None
+        return self.due if waits and not self.num_forced_at_start else float("inf")
+
+    @property
     def has_output(self) -> bool:
         return any(len(log.tokens) > self.num_forced_at_start for log in self.logs.values())
 

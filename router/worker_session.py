@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from paceline.core.errors import PacelineError, Unavailable
+from paceline.router.hopes import chance_of_late, expected_misses
+from paceline.router.pace import PromptPace
 from paceline.rpc import convert
 from paceline.v1 import common_pb2, worker_pb2
 
@@ -52,32 +54,41 @@ class Flight:
         "cancelled",
         "computing",
         "ended",
-        "itl_s",
+        "hoped_itl_s",
         "listener",
+        "pending_cost",
         "pending_tokens",
+        "sent_at",
         "session",
         "slot",
         "used",
     )
 
     def __init__(
-        self, session: "WorkerSession", slot: int, listener: Listener, pending_tokens: int
+        self,
+        session: "WorkerSession",
+        slot: int,
+        listener: Listener,
+        pending_tokens: int,
+        pending_cost: float,
     ) -> None:
         self.session = session
         self.slot = slot
         self.listener = listener
         self.pending_tokens = pending_tokens
+        self.pending_cost = pending_cost
         self.computing = False  # the worker should be making steps for it
         self.ended = False  # the worker holds nothing of it
         self.used = False  # the worker has heard of it
         self.cancelled = False  # the worker was told to drop it
-        self.itl_s = 0.0  # hoped for by its request; 0: nothing was said
+        self.hoped_itl_s = 0.0  # from token to token; 0: its request said nothing
         self.began_at = 0.0  # its first tokens came; 0: not yet
         self.began_step = 0  # of the worker, then
+        self.sent_at = 0.0  # to a worker with no other prompt; 0: not so
 
-    def slack_s(self, step: int, now: float) -> float:
-        """How much longer its steps so far could have taken."""
-        return self.itl_s * (step - self.began_step) - (now - self.began_at)
+    def hope(self, itl_s: float) -> None:
+        self.session.num_hoping += (itl_s > 0) - (self.hoped_itl_s > 0)
+        self.hoped_itl_s = itl_s
 
     def send(self, command: worker_pb2.WorkerCommand) -> None:
         if not self.used:
@@ -98,11 +109,23 @@ class Flight:
             cancel = worker_pb2.CancelSlot(slot=self.slot)
             self.send(worker_pb2.WorkerCommand(cancel=cancel))
 
+    def compute(self, command: worker_pb2.WorkerCommand) -> None:
+        """Sends what makes the worker compute the prompt."""
+        self.computing = True
+        session = self.session
+        if session.num_waiting_tokens <= self.pending_tokens:
+            self.sent_at = asyncio.get_running_loop().time()
+        self.send(command)
+
+    def note_pace(self, num_tokens: int, num_cached: int) -> None:
+        """The first token of a prompt of `num_tokens` has come."""
+        if self.sent_at:
+            took_s = asyncio.get_running_loop().time() - self.sent_at
+            self.session.pace.note(num_tokens - num_cached, num_cached, took_s)
+
     def prompt_done(self) -> None:
         if self.pending_tokens:
-            self.session.pending_tokens -= self.pending_tokens
-            self.pending_tokens = 0
-            self.session._recount()
+            self.session.prompt_done(self)
 
 
 _NOBODY = Nobody()
@@ -127,6 +150,12 @@ class WorkerSession:
         self.num_waiting_tokens = 0  # prompt tokens that a new request would wait for
         self.num_running = 0  # sequences there, by what it tells or what this router sent
         self.recent_requests = 0.0
+        self.pace = PromptPace()
+        self.token_cost, self.pair_cost = 1.0, 0.0  # by its pace, see fleet.py
+        self.cost_s = 0.0  # seconds of a unit; 0: nothing is known
+        self.waiting_cost = 0.0  # of num_waiting_tokens
+        self._pending_cost = 0.0
+        self.num_hoping = 0  # flights whose requests hope for a time between tokens
         self.num_late = 0
         self.last_frame_at = now
         self.last_step_at = now
@@ -165,22 +194,47 @@ class WorkerSession:
         """It said Busy a moment ago: asking again at once would be a storm."""
         return now < self._busy_until
 
+    def prompt_cost(self, num_new: int, num_cached: int) -> float:
+        return num_new * (self.token_cost + self.pair_cost * (num_cached + 0.5 * num_new))
+
     @contextmanager
-    def fly(self, listener: Listener, pending_tokens: int) -> Iterator[Flight]:
+    def fly(self, listener: Listener, pending_tokens: int, num_cached: int = 0) -> Iterator[Flight]:
         """A slot, counted from here until the block is left, which ends it at the worker too."""
-        flight = Flight(self, next(self._slots), listener, pending_tokens)
+        cost = self.prompt_cost(pending_tokens, num_cached)
+        flight = Flight(self, next(self._slots), listener, pending_tokens, cost)
         self.flights[flight.slot] = flight
         self.pending_tokens += pending_tokens
+        self._pending_cost += cost
         self.unreported_tokens += pending_tokens
         self._recount()
         try:
             yield flight
         finally:
             flight.prompt_done()
+            flight.hope(0.0)
             del self.flights[flight.slot]
             self._recount()
             flight.cancel()
             flight.listener = _NOBODY
+
+    def prompt_done(self, flight: Flight) -> None:
+        """Nothing of its prompt is to be computed any more."""
+        self.pending_tokens -= flight.pending_tokens
+        self._pending_cost -= flight.pending_cost
+        flight.pending_tokens, flight.pending_cost = 0, 0.0
+        if not self.pending_tokens:
+            self._pending_cost = 0.0  # what was rounded is gone
+        self._recount()
+
+    def misses(self, num_new: int, num_cached: int, now: float, due: float) -> float:
+        """Hopes that would be missed because of such a prompt here: streams', and its own for a
+        first token until `due`."""
+        prompt_s = self.cost_s * self.prompt_cost(num_new, num_cached)
+        ahead_s = self.cost_s * self.waiting_cost
+        late = chance_of_late(due - now - ahead_s - prompt_s)
+        streams = self.flights.values() if self.num_hoping else ()
+        step_s = self.longest_step_s
+        return late + expected_misses(streams, self.load.step, now, step_s, ahead_s, prompt_s)
 
     def send(self, command: worker_pb2.WorkerCommand) -> None:
         if self.lost is None:
@@ -251,6 +305,8 @@ class WorkerSession:
         crossed, unreported = min(self._crossed_tokens, pending), self.unreported_tokens
         told = max(self.load.num_waiting_tokens, crossed)
         self.num_waiting_tokens = told + min(unreported, pending)
+        per_token = self._pending_cost / pending if pending else self.token_cost
+        self.waiting_cost = per_token * self.num_waiting_tokens
         self.num_running = max(self.num_reported, len(self.flights))
 
     def _is_computing(self) -> bool:

@@ -235,7 +235,7 @@ class Cluster:
     def _drive(self, attempt: Attempt, outcome: Outcome) -> None:
         arrived = attempt.request.created_at
         compute = self._links[attempt.compute.session.worker_id]
-        attempt.compute.send(worker_pb2.WorkerCommand())
+        attempt.compute.compute(worker_pb2.WorkerCommand())
         compute.session.outbox.get_nowait()
         outcome.worker = outcome.reader = attempt.compute.session.worker_id
         num_more = outcome.arrival.num_output_tokens - 1

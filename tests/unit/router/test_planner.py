@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.router.planner import Candidate, Job, Split, Whole, has_room
+from paceline.router.planner import (
+    MAX_WEIGHED,
+    MISS_TOKENS,
+    Candidate,
+    Job,
+    Split,
+    Whole,
+    has_room,
+)
 from paceline.v1 import worker_pb2
 from tests.support.simulated_workers import Simulation, plan_among
 
@@ -73,6 +81,56 @@ def test_equal_workers_are_drawn_by_lot() -> None:
     assert len(drawn) == 2 and min(drawn.values()) > 150
 
 
+class _Streams(Candidate):
+    """With streams that a prompt makes miss what they hope for, a thousandth a token."""
+
+    def misses(self, num_new: int, num_cached: int, now: float, due: float) -> float:
+        return self.num_hoping * num_new / 1000
+
+
+def test_hopes_count_for_more_than_what_is_cached() -> None:
+    warm, cold = _Streams("d0", False, 900, num_hoping=3), _Streams("d1", False)
+    for _ in range(20):
+        assert plan_among(Job(1000, 8), [warm, cold], _RNG) == Whole(cold)
+        assert plan_among(Job(1000, 8), [warm._replace(num_hoping=0), cold], _RNG) == Whole(
+            warm._replace(num_hoping=0)
+        )
+
+
+def test_hopes_are_asked_of_the_cheapest_alone() -> None:
+    near = [_Streams(f"d{i}", False, num_running=1, num_hoping=1) for i in range(MAX_WEIGHED)]
+    far = _Streams("far", False, num_waiting_tokens=5000)
+    found = plan_among(Job(2000, 8), [far, *near], _RNG)
+    assert isinstance(found, Whole) and found.worker in near
+    taken, cost = found.considered[0]
+    assert taken == found.worker and cost.misses == 2 * MISS_TOKENS
+    assert cost.running == 32 + 2000 / 20, "half of what a stream without a hope counts"
+    assert cost.total == pytest.approx(2132 + 2 * MISS_TOKENS)
+
+
+def test_pulls_cost_no_stream_its_hope() -> None:
+    reader = _Streams("d0", False, num_hoping=5)
+    found = plan_among(Job(1000, 8), [_P0, reader, _D1._replace(num_running=1)], _RNG)
+    assert found == Split(_P0, reader)
+
+
+def test_a_slow_worker_is_taken_when_the_others_have_more_to_do() -> None:
+    slow = _D0._replace(token_cost=3.0)
+    busy = _D1._replace(num_waiting_tokens=1500)
+    assert plan_among(Job(1000, 8), [slow, busy], _RNG) == Whole(busy)
+    busy = _D1._replace(num_waiting_tokens=2500)
+    assert plan_among(Job(1000, 8), [slow, busy], _RNG) == Whole(slow)
+
+
+def test_tokens_behind_a_long_cached_prefix_cost_more_than_as_many_alone() -> None:
+    far = _D0._replace(pair_cost=1e-4, num_cached_tokens=50_000)
+    near = _D1._replace(pair_cost=1e-4, num_waiting_tokens=49_000)
+    assert plan_among(Job(60_000, 8), [far, near], _RNG) == Whole(far)
+    assert plan_among(Job(60_000, 8), [far], _RNG).considered[0][1].uncached == (  # type: ignore[union-attr]
+        pytest.approx(10_000 * (1 + 1e-4 * 55_000))
+    )
+
+
 _workers = st.builds(
     Candidate,
     worker_id=st.uuids().map(str),
@@ -84,6 +142,9 @@ _workers = st.builds(
     num_free_pages=st.integers(0, 200),
     num_pages=st.just(200),
     recent_requests=st.floats(0, 100),
+    token_cost=st.floats(0.1, 8),
+    pair_cost=st.floats(0, 1e-3),
+    num_hoping=st.integers(0, 3),
 )
 _fleets = st.lists(_workers, min_size=1, max_size=12, unique_by=lambda c: c.worker_id)
 _others = st.sampled_from([0.0, 0.5, 2.0])

@@ -1,8 +1,13 @@
+import asyncio
 from typing import Any
 
+import pytest
+
 from paceline.core.errors import PacelineError
+from paceline.router.hopes import RECOVERY_S, slack_s
+from paceline.router.pace import MIN_SEEN
 from paceline.router.worker_session import OUTBOX_LIMIT, WorkerSession
-from paceline.v1 import worker_pb2
+from paceline.v1 import common_pb2, worker_pb2
 
 
 class _Heard:
@@ -192,3 +197,84 @@ def test_a_worker_that_takes_no_commands_is_lost() -> None:
     for _ in range(OUTBOX_LIMIT + 1):
         session.send(worker_pb2.WorkerCommand())
     assert session.lost == "outbox"
+
+
+def _step(session: WorkerSession, step: int, now: float, *slots: int, waiting: int = 0) -> None:
+    """A step's frame, with a token for each of `slots`."""
+    load = worker_pb2.Load(step=step, rounds=step, num_running=1, num_waiting_tokens=waiting)
+    emissions = [common_pb2.Emission(slot=slot, token_ids=[1]) for slot in slots]
+    session.handle(worker_pb2.WorkerFrame(load=load, emissions=emissions), now)
+
+
+def _with_pace(session: WorkerSession, cost_s: float, step_s: float) -> WorkerSession:
+    session.cost_s, session.longest_step_s, session._is_paced = cost_s, step_s, True
+    return session
+
+
+def test_a_stream_gains_slack_with_fast_steps_and_a_prompt_takes_it() -> None:
+    session, heard = _with_pace(_session(), 1e-3, 0.08), _Heard()
+    with session.fly(heard, 0) as hoping, session.fly(heard, 0) as silent:
+        hoping.hope(0.04)
+        assert session.num_hoping == 1
+        for number in range(11):
+            _step(session, 1 + number, 1.0 + number / 100, hoping.slot, silent.slot)
+        session.longest_step_s = 0.08
+        assert slack_s(hoping, session.load.step, 1.1) == pytest.approx(10 * 0.04 - 0.1)
+        never = float("inf")
+        assert session.misses(590, 0, 1.1, never) == 0, "0.3 s are half of 0.6"
+        assert session.misses(1600, 0, 1.1, never) == pytest.approx(0.5 / RECOVERY_S)
+        silent.hope(0.04)
+        assert session.misses(1600, 0, 1.1, never) == pytest.approx(2 * 0.5 / RECOVERY_S)
+    assert session.num_hoping == 0
+
+
+def test_a_stream_that_waits_for_its_first_token_has_no_slack_yet() -> None:
+    session = _with_pace(_session(), 1e-3, 0.08)
+    with session.fly(_Heard(), 1000) as flight:
+        flight.hope(0.04)
+        found = session.misses(1000, 0, 50.0, float("inf"))
+    assert found == pytest.approx(0.5 / RECOVERY_S), "its own prompt is ahead, and counts for both"
+
+
+def test_a_first_token_behind_others_is_late() -> None:
+    session = _with_pace(_session(), 1e-3, 0.08)
+    assert session.misses(1000, 0, 10.0, 12.0) == 0
+    assert session.misses(1000, 0, 10.0, 11.0) == 0.5
+    with session.fly(_Heard(), 1500):
+        assert session.misses(1000, 0, 10.0, 12.0) == 1
+
+
+def test_the_pace_is_learned_from_prompts_that_had_nobody_before_them() -> None:
+    async def run() -> None:
+        session = _session()
+        loop = asyncio.get_running_loop()
+        with session.fly(_Heard(), 1000) as first, session.fly(_Heard(), 1000) as second:
+            for flight in (first, second):
+                flight.compute(worker_pb2.WorkerCommand())
+            await asyncio.sleep(0.05)
+            for flight in (second, first):
+                flight.note_pace(1000, 0)
+        assert session.pace._seen == 0, "each had the other beside it"
+        for _ in range(MIN_SEEN):
+            with session.fly(_Heard(), 1000) as flight:
+                flight.compute(worker_pb2.WorkerCommand())
+                began = loop.time()
+                await asyncio.sleep(0.02)
+                flight.note_pace(1000, 0)
+                took_s = loop.time() - began
+        assert session.pace.seconds(1000, 0) == pytest.approx(took_s, rel=0.7)
+
+    asyncio.run(run())
+
+
+def test_tokens_that_see_many_others_count_for_more_while_they_wait() -> None:
+    session = _session()
+    session.token_cost, session.pair_cost = 0.9, 5e-5
+    with session.fly(_Heard(), 100_000, 20_000):
+        assert session.num_waiting_tokens == 100_000
+        assert session.waiting_cost == pytest.approx(100_000 * (0.9 + 5e-5 * 70_000))
+        for step in (1, 2):  # of what was sent before the first it may not tell
+            _step(session, step, 1.0, waiting=50_000)
+        assert session.waiting_cost == pytest.approx(50_000 * (0.9 + 5e-5 * 70_000))
+    _step(session, 3, 2.0)
+    assert session.waiting_cost == 0

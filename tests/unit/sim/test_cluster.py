@@ -1,5 +1,7 @@
 """Replays: deterministic, complete, and in line with what the profile says."""
 
+import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 from paceline.router.placement import Placer
 from paceline.sim.cluster import Load, Setup, replay
+from paceline.sim.goodput import good_share
 from paceline.sim.policies import (
     DynamoCost,
     Formula,
@@ -17,7 +20,7 @@ from paceline.sim.policies import (
     by_formula,
 )
 from paceline.sim.profile import H200_LLAMA_8B
-from paceline.sim.trace import Arrival, shared_prefix_sessions
+from paceline.sim.trace import BLOCK_TOKENS, Arrival, shared_prefix_sessions
 
 SMALL = replace(H200_LLAMA_8B, num_pages=4096)
 FORMULAS = [RoundRobin(), LeastLoaded(), Weighted(), DynamoCost(), DynamoCost(8, 0.1)]
@@ -88,6 +91,29 @@ def test_a_prompt_beside_decodes_slows_them_down() -> None:
         runs.append(replay(Setup(H200_LLAMA_8B, 0, 1, noise=0), Load(arrivals), Placer))
     alone, beside = (run.outcomes[0].mean_itl_s for run in runs)
     assert beside > 1.3 * alone
+
+
+def _long_beside_short(seed: int) -> Load:
+    """Prompts of 60 thousand tokens among others, and outputs that are soon over."""
+    chance, now, block, arrivals = random.Random(seed), 0.0, 0, []
+    for _ in range(300):
+        now += chance.expovariate(7)
+        num_tokens = 60_000 if chance.random() < 0.06 else chance.randrange(500, 8000)
+        blocks = tuple(range(block, block + num_tokens // BLOCK_TOKENS))
+        block += len(blocks)
+        arrivals.append(Arrival(now, num_tokens, chance.randrange(4, 300), blocks))
+    return Load(arrivals)
+
+
+def test_who_says_what_is_hoped_for_gets_it_more_often() -> None:
+    missed = Counter[bool]()
+    for seed in range(3):
+        load = _long_beside_short(seed)
+        for tells_slo in (False, True):
+            setup = Setup(H200_LLAMA_8B, 0, 4, seed=seed, tells_slo=tells_slo)
+            done = replay(setup, load, Placer)
+            missed[tells_slo] += round(300 * (1 - good_share(done.outcomes, setup.slo)))
+    assert missed[True] <= 0.75 * missed[False], missed
 
 
 def test_a_replay_that_fails_ends_early() -> None:

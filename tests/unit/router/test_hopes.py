@@ -1,0 +1,85 @@
+"""What prompts cost streams that hope for a time between tokens."""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.router.hopes import DOUBT_S, RECOVERY_S, chance_of_late, expected_misses, slack_s
+
+NOW = 1000.0
+ITL_S, STEP_S = 0.04, 0.08  # a second beside prompts costs half a second of slack
+
+
+@dataclass
+class _Stream:
+    slack_s: float
+    hoped_itl_s: float = ITL_S
+    began_step: int = 7
+
+    @property
+    def began_at(self) -> float:
+        return NOW + self.slack_s
+
+
+def _misses(
+    *slacks: float,
+    ahead_s: float = 0.0,
+    prompt_s: float = 1.0,
+    step_s: float = STEP_S,
+    itl_s: float = ITL_S,
+) -> float:
+    streams = [_Stream(slack, itl_s) for slack in slacks]
+    return expected_misses(streams, 7, NOW, step_s, ahead_s, prompt_s)
+
+
+def test_who_has_slack_enough_loses_nothing() -> None:
+    assert _misses() == 0
+    assert _misses(0.5, 3.0) == 0
+    assert _misses(0.5, ahead_s=0.5) == pytest.approx(0.25 / RECOVERY_S)
+
+
+def test_who_has_none_is_lost_the_more_the_longer_the_prompt() -> None:
+    assert _misses(0.0) == pytest.approx(0.5 / RECOVERY_S)
+    assert _misses(0.0, prompt_s=2.0) == pytest.approx(1.0 / RECOVERY_S)
+    assert _misses(0.0, prompt_s=1000.0) == 1
+    assert _misses(0.0, 0.2, 0.5) == pytest.approx((0.5 + 0.3) / RECOVERY_S)
+
+
+def test_what_is_lost_already_is_not_counted_again() -> None:
+    assert _misses(-RECOVERY_S) == 0
+    assert _misses(0.0, ahead_s=2 * RECOVERY_S) == 0
+    assert _misses(-RECOVERY_S + 0.1, prompt_s=100.0) == pytest.approx(0.1 / RECOVERY_S)
+
+
+def test_steps_as_short_as_what_is_hoped_for_cost_nothing() -> None:
+    assert _misses(0.0, prompt_s=100.0, step_s=ITL_S) == 0
+    assert _misses(0.0, prompt_s=100.0, step_s=0.01) == 0
+
+
+def test_who_says_nothing_hopes_for_nothing() -> None:
+    assert _misses(-1.0, prompt_s=100.0, itl_s=0.0) == 0
+
+
+def test_slack_is_what_steps_so_far_could_have_taken() -> None:
+    stream = _Stream(0.0)
+    assert slack_s(stream, 7, NOW + 0.1) == pytest.approx(-0.1)
+    assert slack_s(stream, 17, NOW + 0.1) == pytest.approx(10 * ITL_S - 0.1)
+
+
+@given(
+    st.lists(st.floats(-10, 10), max_size=10), st.floats(0, 10), st.floats(0, 10), st.floats(0, 10)
+)
+def test_a_longer_prompt_never_costs_less(
+    slacks: list[float], ahead_s: float, prompt_s: float, more_s: float
+) -> None:
+    shorter = _misses(*slacks, ahead_s=ahead_s, prompt_s=prompt_s)
+    longer = _misses(*slacks, ahead_s=ahead_s, prompt_s=prompt_s + more_s)
+    assert 0 <= shorter <= longer + 1e-9 and longer <= len(slacks)
+
+
+def test_a_first_token_is_late_as_likely_as_not_when_it_is_predicted_in_time_just_so() -> None:
+    assert chance_of_late(0.0) == 0.5
+    assert chance_of_late(DOUBT_S) == chance_of_late(float("inf")) == 0
+    assert chance_of_late(-DOUBT_S) == 1
