@@ -8,11 +8,13 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import grpc
 import httpx
 import numpy as np
+import psutil
 import pytest
 
 from benchmarks.answer import Answer
@@ -37,6 +39,7 @@ from paceline.v1.common_pb2 import LogitsProcessor, TokenIds
 from paceline.v1.generate_pb2 import GenerateRequest
 from paceline.v1.generate_pb2_grpc import GenerateServiceStub
 from tests.support.end_to_end import Alone, prompt, streaming
+from tests.support.strangers import junk, listening_ports, seconds_until_closed
 
 STEP_S = 0.005
 
@@ -308,6 +311,7 @@ def test_vllm_44250_kv_is_shared_only_within_a_cache_salt(split: Split, model: P
     assert len(set(texts)) == 1
 
 
+@pytest.mark.slow
 def test_vllm_40896_greedy_answers_do_not_depend_on_the_cache(
     split: Split, model: Path, alone: Alone
 ) -> None:
@@ -324,6 +328,24 @@ def test_vllm_40896_greedy_answers_do_not_depend_on_the_cache(
     for token_ids, *answers in zip(prompts, *found, strict=True):
         one_engine = [alone.answer(token_ids, max_tokens=8, temperature=0) for _ in answers]
         assert [[answer.token_ids()] for answer in answers] == one_engine
+
+
+def test_lmdeploy_4804_junk_on_any_port_of_any_service_does_nothing(
+    split: Split, model: Path, tmp_path: Path
+) -> None:
+    """R080. https://github.com/InternLM/lmdeploy/issues/4804"""
+    marker = tmp_path / "marker"
+    for name, child in split.cluster.processes.items():
+        if name == "redis":
+            continue  # which is not ours
+        children = psutil.Process(child.pid).children(recursive=True)
+        ports = listening_ports([child.pid, *(one.pid for one in children)])
+        assert len(ports) >= 2, name
+        for port, message in product(ports, junk(marker)):
+            assert seconds_until_closed(port, message) < 1, (name, port)
+    assert not marker.exists()
+    answer = split.send(streaming(model, prompt(40, salt=4804), max_tokens=2))
+    assert answer.is_complete
 
 
 def test_a_client_that_leaves_frees_everything(split: Split, model: Path) -> None:

@@ -1,16 +1,12 @@
 """What a worker shows to others beside requests: KV by name, health, its record, hard ports."""
 
 import asyncio
-import pickle
-import random
-import socket
 import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
-import psutil
 import pytest
 import redis
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -27,6 +23,7 @@ from tests.support.fake_router import Attachment, make_request, make_ticket, tok
 from tests.support.mock_model import write_mock_model
 from tests.support.redis_server import RedisServer
 from tests.support.redis_server import redis_server as running_redis
+from tests.support.strangers import junk, listening_ports, seconds_until_closed
 from tests.support.worker_pair import FAST, is_free
 from tests.support.workers import SECRET, WorkerProcess, start_worker, wait_for
 
@@ -262,52 +259,19 @@ async def test_health_and_reflection_answer(worker: WorkerProcess) -> None:
             break
 
 
-class Marker:
-    """Unpickling this creates a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (open, (str(self.path), "w"))
-
-
 async def test_junk_on_any_port_does_nothing(worker: WorkerProcess, tmp_path: Path) -> None:
     """R080. https://github.com/InternLM/lmdeploy/issues/4804"""
     marker = tmp_path / "marker"
-    junk = [
-        pickle.dumps(Marker(marker)) + b"\0" * 64,
-        random.Random(1).randbytes(4096),
-        (2 << 30).to_bytes(4, "big") + (2 << 30).to_bytes(8, "little") + bytes(64),
-    ]
-    processes = [psutil.Process(worker.pid), *map(psutil.Process, worker.rank_pids())]
-    ports = {
-        connection.laddr.port
-        for process in processes
-        for connection in process.net_connections("tcp")
-        if connection.status == psutil.CONN_LISTEN
-    }
+    ports = listening_ports([worker.pid, *worker.rank_pids()])
     assert {worker.port, worker.probe_port} < ports  # and that of the tcp transport
     for port in ports:
-        for message in junk:
+        for message in junk(marker):
             assert await asyncio.to_thread(seconds_until_closed, port, message) < 1
     assert not marker.exists()
     assert not worker.not_ready()
     async with Attachment(worker.endpoint) as router:
         log = await router.run(make_request(router.info, [1, 2, 3], max_tokens=2)).until_ended()
         assert len(log.output()) == 2
-
-
-def seconds_until_closed(port: int, message: bytes) -> float:
-    started = time.monotonic()
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
-        try:
-            connection.sendall(message)
-            while connection.recv(4096):
-                pass
-        except ConnectionError:
-            pass
-    return time.monotonic() - started
 
 
 async def test_redis_knows_the_worker_and_what_it_holds(
