@@ -79,11 +79,25 @@ class PageGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadRange:
+    """KV heads that a rank holds."""
+
+    first: int
+    count: int
+
+    @property
+    def end(self) -> int:
+        return self.first + self.count
+
+
+@dataclass(frozen=True, slots=True)
 class KVLayout:
-    """Page groups of a rank's pool, all with pages of one shape, and where each layer lies."""
+    """Page groups of a rank's pool, all with pages of one shape, and where each layer lies. With
+    several ranks a page is one in each of their pools, with as many heads."""
 
     groups: tuple[PageGroup, ...]
     layers: tuple[tuple[int, int], ...]  # of each layer: its group, and its index in a page
+    ranks: tuple[HeadRange, ...]
 
     @property
     def page(self) -> PageGroup:
@@ -93,18 +107,38 @@ class KVLayout:
     @property
     def digest(self) -> str:
         """Layout digest: says which readers can copy whole pages (pairing only, not in names)."""
-        text = repr(("kv-layout", 2, self.groups, self.layers))
+        text = repr(("kv-layout", 3, self.groups, self.layers, self.ranks))
         return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def num_sums(self) -> int:
+        """Checksums of a page: one a KV head, rank after rank."""
+        return sum(rank.count for rank in self.ranks)
+
+    @property
+    def page_bytes(self) -> int:
+        """Of a page in all ranks."""
+        return len(self.ranks) * self.page.page_bytes
 
     def layers_of(self, group: int) -> list[int]:
         """By their index in a page."""
         return [layer for layer, (owner, _) in enumerate(self.layers) if owner == group]
 
 
-def layout_of(windows: Sequence[int], num_heads: int, head_dim: int, dtype: str) -> KVLayout:
-    """`windows`: of each layer, 0 means that it sees all."""
+def layout_of(
+    windows: Sequence[int],
+    num_heads: int,
+    head_dim: int,
+    dtype: str,
+    *,
+    num_ranks: int = 1,
+    group_size: int = 0,
+) -> KVLayout:
+    """`windows`: of each layer, 0 means that it sees all. `group_size`: layers that share a page;
+    0: as many as waste little. Raises ConfigError for heads that ranks cannot share."""
+    ranks = head_ranges(num_heads, num_ranks)
     kinds = sorted(set(windows))  # full attention first
-    size = _group_size([windows.count(kind) for kind in kinds])
+    size = group_size or _group_size([windows.count(kind) for kind in kinds])
     groups: list[PageGroup] = []
     layers: dict[int, tuple[int, int]] = {}
     for kind in kinds:
@@ -112,9 +146,23 @@ def layout_of(windows: Sequence[int], num_heads: int, head_dim: int, dtype: str)
         for i, layer in enumerate(members):
             layers[layer] = len(groups) + i // size, i % size
         name = "window" if kind else "full"
-        group = PageGroup(name, size, num_heads, head_dim, dtype, window=kind)
+        group = PageGroup(name, size, ranks[0].count, head_dim, dtype, window=kind)
         groups += [group] * -(-len(members) // size)
-    return KVLayout(tuple(groups), tuple(layers[layer] for layer in range(len(windows))))
+    return KVLayout(tuple(groups), tuple(layers[layer] for layer in range(len(windows))), ranks)
+
+
+def head_ranges(num_heads: int, num_ranks: int) -> tuple[HeadRange, ...]:
+    """Heads by rank: dealt out evenly, or repeated where there are more ranks than heads.
+
+    Raises ConfigError when neither comes out even."""
+    fewer, more = sorted((num_heads, num_ranks))
+    is_even = fewer > 0 and more % fewer == 0
+    ConfigError.check("num_ranks", num_ranks, is_even, f"does not divide {num_heads} KV heads")
+    if num_ranks <= num_heads:
+        count = num_heads // num_ranks
+        return tuple(HeadRange(rank * count, count) for rank in range(num_ranks))
+    repeats = num_ranks // num_heads
+    return tuple(HeadRange(rank // repeats, 1) for rank in range(num_ranks))
 
 
 def _group_size(counts: Sequence[int]) -> int:

@@ -31,15 +31,15 @@ def num_canary_pages(layout: KVLayout) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """`pool` with all its pages, of which the canary's are the last."""
+    """`pools` of all ranks with all their pages, of which the canary's are the last."""
 
     layout: KVLayout
-    pool: torch.Tensor
+    pools: tuple[torch.Tensor, ...]
 
     @property
     def own_pages(self) -> tuple[int, ...]:
         """By page group, then block."""
-        first = self.pool.shape[0] - num_canary_pages(self.layout)
+        first = len(self.pools[0]) - num_canary_pages(self.layout)
         return tuple(range(first, first + NUM_BLOCKS * len(self.layout.groups)))
 
     @property
@@ -49,12 +49,12 @@ class Canary:
     @property
     def scratch_page(self) -> int:
         """For reads whose bytes nobody wants."""
-        return len(self.pool) - 1
+        return len(self.pools[0]) - 1
 
     @torch.inference_mode()
     def compute(self, model: Model) -> None:
         """Fills the own pages."""
-        model.forward(self._batch(model.vocab_size), (self.pool,))
+        model.forward(self._batch(model.vocab_size), self.pools)
 
     @property
     def tolerance(self) -> float:
@@ -64,7 +64,7 @@ class Canary:
     def distance(self) -> float:
         """Between what has arrived and what is ours, at the worst of all layers and planes: 0 is
         equal, 1 as far as our own is long. NaN if a NaN has arrived."""
-        worst = [torch.zeros((), device=self.pool.device)]
+        worst = [torch.zeros((), device=self.pools[0].device)]
         for group in range(len(self.layout.groups)):
             layers = len(self.layout.layers_of(group))
             own, arrived = (
@@ -77,10 +77,11 @@ class Canary:
         return float(torch.stack(worst).max())
 
     def _values(self, pages: tuple[int, ...], group: int) -> torch.Tensor:
-        return self.pool[list(pages[group * NUM_BLOCKS :][:NUM_BLOCKS])].float()
+        chosen = list(pages[group * NUM_BLOCKS :][:NUM_BLOCKS])
+        return torch.cat([pool[chosen].float() for pool in self.pools], dim=3)
 
     def _batch(self, vocab_size: int) -> ForwardBatch:
-        device = self.pool.device
+        device = self.pools[0].device
         positions = torch.arange(NUM_TOKENS, device=device)
         pages = torch.tensor(self.own_pages, device=device).view(-1, NUM_BLOCKS)
         tables = [table.repeat(TABLE_WIDTHS // NUM_BLOCKS)[None] for table in pages]

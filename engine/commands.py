@@ -31,10 +31,10 @@ class Commands:
     """Runs in the thread that brings a command, under the engine's lock: a step may compute
     meanwhile, whose result is applied later."""
 
-    def __init__(self, groups: Groups, admission: Admission, num_heads: int):
+    def __init__(self, groups: Groups, admission: Admission, num_sums: int):
         self.groups = groups
         self.admission = admission
-        self.num_heads = num_heads
+        self.num_sums = num_sums
         self._arrivals = 0
 
     def handle(self, command: Command) -> None:
@@ -131,7 +131,7 @@ class Commands:
         if not 0 <= command.group < len(leader.tables):
             return
         for block, checksums in enumerate(command.checksums, command.first_block):
-            if 0 <= block < num_full and len(checksums) == self.num_heads:
+            if 0 <= block < num_full and len(checksums) == self.num_sums:
                 self.groups.allocator.commit(leader, command.group, [block], [tuple(checksums)])
 
     def _adopt(self, leader: Sequence, command: Adopt) -> None:

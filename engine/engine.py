@@ -63,7 +63,7 @@ class LaunchedStep:
 
 
 class Engine:
-    """`pools`: one tensor, which all page groups share; `memory`: its bytes, if it is on the CPU;
+    """`pools`: a tensor a rank, which all page groups share; `memory`: its bytes, on the CPU;
     `canary`: what peers compare with theirs, where there are peers.
 
     With CUDA graphs the last page of the pool is scratch and is never given to a request.
@@ -80,10 +80,10 @@ class Engine:
         memory: memoryview | None = None,
         canary: Canary | None = None,
     ) -> None:
-        groups, page = model.layout.groups, model.layout.page
+        groups, layout = model.layout.groups, model.layout
         use_graphs = pools[0].device.type == "cuda" and config.cuda_graphs
         num_pages = pools[0].shape[0] - (1 if use_graphs else 0)
-        sums = PageSums(pools[0], memory, page)
+        sums = PageSums(pools[0], memory, layout.page, len(layout.ranks))
         self.clock = StepClock()
         has_window = tuple(group.window > 0 for group in groups)
         self.pool = PagePool(num_pages, config.max_pinned_share, has_window)
@@ -102,7 +102,7 @@ class Engine:
         self.groups = Groups(self.scheduler, allocator, self.runner)
         self._outcome = Outcome(self.groups)
         admission = Admission(model, allowances)
-        self._commands = Commands(self.groups, admission, page.num_heads)
+        self._commands = Commands(self.groups, admission, layout.num_sums)
         on_cpu = pools[0].device.type == "cpu"
         self._overlaps = not on_cpu if config.overlap is None else config.overlap
         self._planned: Plan | None = None

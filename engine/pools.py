@@ -12,10 +12,11 @@ from paceline.kernels.transfer import to_device
 
 
 def allocate_pools(layout: KVLayout, num_pages: int, device: str) -> tuple[torch.Tensor, ...]:
-    """A zeroed pool, [num_pages, *page.shape], which all page groups share."""
-    page = layout.page
-    shape = (num_pages, *page.shape)
-    return (torch.zeros(shape, dtype=getattr(torch, page.dtype), device=device),)
+    """A zeroed pool, [num_pages, *page.shape], which all page groups share, for each rank."""
+    page, num_ranks = layout.page, len(layout.ranks)
+    shape = (num_ranks * num_pages, *page.shape)
+    whole = torch.zeros(shape, dtype=getattr(torch, page.dtype), device=device)
+    return torch.split(whole, num_pages)
 
 
 def view_pool(memory: memoryview, group: PageGroup) -> torch.Tensor:
@@ -36,26 +37,35 @@ def pool_memory(pool: torch.Tensor) -> memoryview:
     return memory
 
 
-Sums = list[tuple[int, ...]]  # by page, one a KV head
+Sums = list[tuple[int, ...]]  # by page, one a KV head, rank after rank
 
 
 class PageSums:
     """One checksum a KV head, for each page; of its first `num_tokens` tokens if given.
 
-    Over `memory`, or on the device if the pool is not on the CPU."""
+    Over `memory`, where the pools of all ranks follow each other, or on the device if the one pool
+    is not on the CPU."""
 
-    def __init__(self, pool: torch.Tensor, memory: memoryview | None, group: PageGroup) -> None:
-        assert memory is not None or pool.device.type != "cpu"
+    def __init__(
+        self, pool: torch.Tensor, memory: memoryview | None, group: PageGroup, num_ranks: int = 1
+    ) -> None:
+        assert memory is not None or (pool.device.type != "cpu" and num_ranks == 1)
         self._pool = pool
         self._memory = memory
         self._group = group
+        self._num_ranks = num_ranks
 
     def launch(self, pages: Sequence[int], num_tokens: int | None = None) -> torch.Tensor:
         """[pages, heads], the bits of the unsigned sums as int64."""
         ids = np.asarray(pages, np.int64)
         if self._memory is not None:
-            sums = sum_pages(self._memory, ids, self._group, num_tokens)
-            return torch.from_numpy(sums.view(np.int64))
+            step = len(self._memory) // self._group.page_bytes // self._num_ranks
+            sums = [
+                sum_pages(self._memory, first + ids, self._group, num_tokens)
+                for first in range(0, step * self._num_ranks, step)
+            ]
+            joined = sums[0] if len(sums) == 1 else np.concatenate(sums, axis=1)
+            return torch.from_numpy(joined.view(np.int64))
         (on_device,) = to_device(self._pool.device, ids)
         return sum_pages_on_device(self._pool, on_device, self._group, num_tokens)
 

@@ -29,6 +29,10 @@ class LinkStatistics:
         self._figures = LinkFigures(0, 0, 0, 0.0, _FIRST_GUESS)
 
     @property
+    def page_bytes(self) -> int:
+        return self._group.page_bytes
+
+    @property
     def figures(self) -> LinkFigures:
         return self._figures
 

@@ -63,7 +63,8 @@ class Model(Protocol):
     def forward(self, batch: ForwardBatch, pools: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """Writes the KV of the new tokens into `pools`, returns logits [R, vocab] in float32.
 
-        `pools` has one tensor, [num_pages, *layout.page.shape]: pages of all groups are alike.
+        `pools` has one tensor a rank of the layout, [num_pages, *layout.page.shape]: pages of all
+        groups are alike. Only the mock model has several ranks in one process.
         """
         ...
 

@@ -8,6 +8,9 @@ A wrong byte, a missing block or a wrong order changes the hash, hence the token
 cut into chunks does not. A layer with a window is part of the signatures of the last positions
 only: of as many as the window has. A hidden state is the hash in parts of 16 bits, and the length
 of the context, all exact in float32. Logits are uniform in [0, 8); the favourite has 10.
+
+With `num_ranks` its heads lie in as many pools, as those of tensor-parallel ranks would, and
+`group_size` says how many layers share a page: other layouts of the same KV, for unequal pairs.
 """
 
 import math
@@ -18,7 +21,7 @@ from typing import ClassVar
 import torch
 
 from paceline.core.errors import ConfigError
-from paceline.core.kv_layout import PAGE_TOKENS, layout_of
+from paceline.core.kv_layout import PAGE_TOKENS, HeadRange, layout_of
 from paceline.models.base import ForwardBatch
 from paceline.models.config import served_context
 from paceline.models.fields import Fields
@@ -82,7 +85,13 @@ class MockModel:
             raise ConfigError("head_dim", config.head_dim, "must make a multiple of 8 bytes")
         name = str(source.dtype).removeprefix("torch.")
         heads = (config.num_key_value_heads, config.head_dim)
-        self.layout = layout_of(config.layer_windows, *heads, name)
+        self.layout = layout_of(
+            config.layer_windows,
+            *heads,
+            name,
+            num_ranks=source.fields.integer("num_ranks", 1),
+            group_size=source.fields.integer("group_size", 0, minimum=0),
+        )
         page = self.layout.page
         self._shape = (config.num_hidden_layers, page.num_planes, *heads)
         num_cells = math.prod(self._shape)
@@ -112,18 +121,18 @@ class MockModel:
 
     def hidden_states(self, batch: ForwardBatch, pools: tuple[torch.Tensor, ...]) -> torch.Tensor:
         self._sleep(batch)
-        pool = pools[0]
-        self._write(batch, pool)
+        for rank, pool in zip(self.layout.ranks, pools, strict=True):
+            self._write(batch, pool, rank)
         sequences = torch.searchsorted(batch.query_start, batch.logits_rows, right=True) - 1
         contexts = batch.positions[batch.logits_rows] + 1
         longest = max([batch.max_context_len, *(chunk.context_len for chunk in batch.prefills)])
         tables = [table[:, : -(-longest // PAGE_TOKENS)] for table in batch.block_tables]
         rows = zip(*(torch.split(t, _ROWS_AT_ONCE) for t in (sequences, contexts)), strict=True)
         hashes = [
-            self._hash(pool, [table[owners] for table in tables], lengths)
+            self._hash(pools, [table[owners] for table in tables], lengths)
             for owners, lengths in rows
         ]
-        shifts = torch.tensor(_HASH_SHIFTS, device=pool.device)
+        shifts = torch.tensor(_HASH_SHIFTS, device=pools[0].device)
         parts = torch.cat(hashes)[:, None] >> shifts & 0xFFFF
         return torch.cat((parts, contexts[:, None]), dim=1).float()
 
@@ -138,28 +147,46 @@ class MockModel:
         if wait_s > 0:
             time.sleep(wait_s)
 
-    def _write(self, batch: ForwardBatch, pool: torch.Tensor) -> None:
+    def _write(self, batch: ForwardBatch, pool: torch.Tensor, rank: HeadRange) -> None:
         tokens = mix(batch.token_ids * 0x10001 + mix(batch.positions))
         cells = (mix(tokens[:, None] + self._cells) & 0xFF).view(-1, *self._shape).to(pool.dtype)
+        cells = cells[:, :, :, rank.first : rank.end]
         for layers, slots in zip(self._layers, batch.slot_mappings, strict=True):
             pages, offsets = slots // PAGE_TOKENS, slots % PAGE_TOKENS
             pool[pages, : len(layers), :, :, offsets] = cells[:, layers]
 
     def _hash(
-        self, pool: torch.Tensor, tables: list[torch.Tensor], contexts: torch.Tensor
+        self,
+        pools: tuple[torch.Tensor, ...],
+        tables: list[torch.Tensor],
+        contexts: torch.Tensor,
     ) -> torch.Tensor:
         """One int64 a row, over the first `contexts` tokens of its pages; `tables` [rows, blocks]
         by group."""
-        positions = torch.arange(tables[0].shape[1] * PAGE_TOKENS, device=pool.device)
+        positions = torch.arange(tables[0].shape[1] * PAGE_TOKENS, device=contexts.device)
         signatures = torch.zeros_like(positions)
-        parts = zip(self.layout.groups, self._weights, tables, strict=True)
-        for group, weights, pages in parts:
-            words = pool.view(torch.int64)[pages, : len(weights)]
-            found = (words * weights).sum(dim=(2, 3, 4, 6)).flatten(1)
+        for group, weights, pages in zip(self.layout.groups, self._weights, tables, strict=True):
+            found = self._words_of(pools, weights, pages)
             first = contexts[:, None] - (group.window or len(positions))
             signatures = signatures + torch.where(positions >= first, found, 0)
         seen = positions < contexts[:, None]
         return torch.where(seen, mix(signatures + mix(positions)), 0).sum(dim=1)
+
+    def _words_of(
+        self, pools: tuple[torch.Tensor, ...], weights: torch.Tensor, pages: torch.Tensor
+    ) -> torch.Tensor:
+        """[rows, positions]: words of one group times their weights, each head once. Ranks that
+        repeat heads take turns from position to position, so that wrong bytes show in each."""
+        positions = torch.arange(pages.shape[1] * PAGE_TOKENS, device=pages.device)
+        found = torch.zeros((), dtype=torch.int64, device=pages.device)
+        ranks = self.layout.ranks
+        for i, (rank, pool) in enumerate(zip(ranks, pools, strict=True)):
+            words = pool.view(torch.int64)[pages, : len(weights)]
+            heads = weights[:, :, rank.first : rank.end]
+            sums = (words * heads).sum(dim=(2, 3, 4, 6)).flatten(1)
+            is_turn = positions % ranks.count(rank) == ranks[:i].count(rank)
+            found = found + torch.where(is_turn, sums, 0)
+        return found
 
     def _logits(self, hashes: torch.Tensor, contexts: torch.Tensor) -> torch.Tensor:
         noise = mix(mix(hashes)[:, None] ^ self._vocabulary) & 0xFFFF

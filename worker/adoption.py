@@ -34,8 +34,9 @@ from paceline.engine import messages
 from paceline.rpc.convert import error_from_proto, finish_from_proto
 from paceline.rpc.status import error_of
 from paceline.v1 import common_pb2, kv_pb2
+from paceline.worker.block_runs import BlockRun
 from paceline.worker.peers import Peer
-from paceline.worker.ranges import BlockRun, PulledRun, RangePuller
+from paceline.worker.ranges import PulledRun, RangePuller
 
 if TYPE_CHECKING:
     from paceline.worker.session import Session

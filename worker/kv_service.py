@@ -10,7 +10,6 @@ import structlog
 
 from paceline.core.errors import IncompatiblePeer, InvalidRequest, KvUnavailable
 from paceline.core.keys import KEY_BYTES
-from paceline.core.kv_layout import PAGE_TOKENS
 from paceline.engine import messages
 from paceline.v1 import common_pb2, kv_pb2, kv_pb2_grpc
 from paceline.worker.handoffs import Handoff, key_of, reader_of
@@ -147,7 +146,8 @@ def split_keys(packed: bytes) -> list[bytes]:
 
 
 def describe(session: Session) -> kv_pb2.DescribeResponse:
-    info, canary = session.info, session.rank.ready.canary
+    info, ready = session.info, session.rank.ready
+    canary = ready.canary
     groups = [
         kv_pb2.PageGroup(
             name=group.name,
@@ -156,10 +156,10 @@ def describe(session: Session) -> kv_pb2.DescribeResponse:
             num_heads=group.num_heads,
             head_dim=group.head_dim,
             dtype=group.dtype,
-            page_tokens=PAGE_TOKENS,
+            page_tokens=group.page_tokens,
             window=group.window,
         )
-        for group in session.rank.ready.groups
+        for group in ready.groups
     ]
     transports = [
         kv_pb2.TransportAddress(name=name, address=address)
@@ -176,5 +176,14 @@ def describe(session: Session) -> kv_pb2.DescribeResponse:
         canary=[
             kv_pb2.PageRef(page=page, checksums=sums)
             for page, sums in zip(canary.own, canary.checksums, strict=True)
+        ],
+        layers=[kv_pb2.LayerPlace(group=group, index=index) for group, index in ready.layers],
+        ranks=[
+            kv_pb2.RankPages(
+                first_head=heads.first,
+                num_heads=heads.count,
+                first_page=rank * ready.num_all_pages,
+            )
+            for rank, heads in enumerate(ready.ranks)
         ],
     )

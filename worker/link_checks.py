@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import structlog
@@ -17,12 +18,15 @@ import structlog
 from paceline.core.errors import IncompatiblePeer, PacelineError
 from paceline.engine.messages import CanaryCompared, CompareCanary, PoolReply
 from paceline.kv_transfer.base import MAX_PIECE_PAGES, Link, PageIds, Piece
-from paceline.kv_transfer.link_statistics import LinkStatistics
 from paceline.kv_transfer.pull import PinnedPages, pull_verified
+from paceline.kv_transfer.uneven_pull import Limits
 from paceline.v1 import kv_pb2
+from paceline.worker.connectors import Reached
 from paceline.worker.quarantine import PeerKey
 from paceline.worker.rank_messages import CanaryPages
+from paceline.worker.uneven import canary_runs
 
+T = TypeVar("T")
 Compare = Callable[[CompareCanary], Awaitable[PoolReply]]
 
 MAX_APART = 1024  # sources remembered
@@ -45,33 +49,27 @@ class LinkSpeed:
 class LinkChecks:
     """Of one incarnation. `compare` asks its rank; `floor` is in bytes a second."""
 
-    def __init__(
-        self, canary: CanaryPages, page_bytes: int, compare: Compare, floor: float
-    ) -> None:
+    def __init__(self, canary: CanaryPages, compare: Compare, floor: float) -> None:
         self._canary = canary
-        self._page_bytes = page_bytes
         self._compare = compare
         self._floor = floor
         self._turn = asyncio.Lock()  # of the arrival pages
         self._passed: dict[PeerKey, str] = {}  # by what
-        self._apart: dict[PeerKey, str] = {}  # and why
-        self.num_failed = 0
+        self._apart: dict[PeerKey, IncompatiblePeer] = {}  # and why
 
     @property
     def apart(self) -> Mapping[PeerKey, str]:
-        return self._apart
+        """Sources that are kept apart, and why."""
+        return {key: error.message for key, error in self._apart.items()}
 
     def refuse_apart(self, key: PeerKey) -> None:
-        """Raises IncompatiblePeer for a source whose canary has failed."""
+        """Raises IncompatiblePeer for a source that does not fit."""
         if key in self._apart:
-            raise IncompatiblePeer(self._apart[key], field="canary")
+            known = self._apart[key]
+            raise IncompatiblePeer(known.message, field=known.field)
 
     async def admit(
-        self,
-        key: PeerKey,
-        description: kv_pb2.DescribeResponse,
-        link: Link,
-        figures: LinkStatistics,
+        self, key: PeerKey, description: kv_pb2.DescribeResponse, reached: Reached
     ) -> None:
         """The first pairing with a source: pulls its canary and compares it with ours.
 
@@ -81,22 +79,34 @@ class LinkChecks:
             return
         _forget_older(self._apart, key)
         _forget_older(self._passed, key)
-        pages = self._pages(description)
         async with self._turn:
-            await asyncio.to_thread(
-                pull_verified,
-                link,
-                pages,
-                figures,
-                deadline=time.monotonic() + CANARY_TIMEOUT_S,
-                cancelled=threading.Event(),
-                report=lambda page, generation: None,
-            )
+            await asyncio.to_thread(self._pull, description, reached)
             compared = await self._compare(CompareCanary())
         assert isinstance(compared, CanaryCompared)
         if not compared.distance <= compared.tolerance:  # NaN is not
-            self._keep_apart(key, compared)
-        _remember(self._passed, key, link.transport)
+            shown = "NaN" if math.isnan(compared.distance) else f"{compared.distance:.3g}"
+            limit = f"more than {compared.tolerance:g}"
+            reason = f"canary: its KV differs from ours by {shown}, {limit}"
+            raise IncompatiblePeer(reason, field="canary")
+        _remember(self._passed, key, reached.link.transport)
+
+    def _pull(self, description: kv_pb2.DescribeResponse, reached: Reached) -> None:
+        """Into our arrival pages."""
+        ends = time.monotonic() + CANARY_TIMEOUT_S
+        limits = Limits(ends, threading.Event(), lambda page, generation: None)
+        if reached.uneven is not None:
+            layouts = reached.uneven.layouts
+            for run in canary_runs(layouts, description.canary, self._canary):
+                reached.uneven.pull(run, reached.statistics, limits)
+            return
+        pull_verified(
+            reached.link,
+            self._pages(description),
+            reached.statistics,
+            deadline=limits.deadline,
+            cancelled=limits.cancelled,
+            report=limits.report,
+        )
 
     def _pages(self, description: kv_pb2.DescribeResponse) -> PinnedPages:
         offered, ours = description.canary, self._canary
@@ -110,21 +120,20 @@ class LinkChecks:
             checksums=np.array(sums, np.uint64),
         )
 
-    def _keep_apart(self, key: PeerKey, compared: CanaryCompared) -> None:
-        shown = "NaN" if math.isnan(compared.distance) else f"{compared.distance:.3g}"
-        reason = f"canary: its KV differs from ours by {shown}, more than {compared.tolerance:g}"
-        _remember(self._apart, key, reason)
-        self.num_failed += 1
-        _log.error("a source is kept apart", source=key[0], incarnation=key[1], reason=reason)
-        raise IncompatiblePeer(reason, field="canary")
+    def keep_apart(self, key: PeerKey, error: IncompatiblePeer) -> None:
+        """For as long as its incarnation lives: nothing that it could do would make it fit."""
+        _forget_older(self._apart, key)
+        _remember(self._apart, key, error)
+        reason = {"field": error.field, "reason": error.message}
+        _log.error("a source is kept apart", source=key[0], incarnation=key[1], **reason)
 
     async def self_test(
-        self, source: str, description: kv_pb2.DescribeResponse, link: Link
+        self, source: str, description: kv_pb2.DescribeResponse, reached: Reached
     ) -> LinkSpeed | None:
         """How fast the link is; None if it broke meanwhile. A slow one is told of in the log."""
         pages = np.array([page.page for page in description.canary], np.int64)
         try:
-            speed = await asyncio.to_thread(self._measure, link, pages)
+            speed = await asyncio.to_thread(self._measure, reached, pages)
         except PacelineError:
             return None
         if self.is_slow(speed):
@@ -132,7 +141,7 @@ class LinkChecks:
                 "mb_per_s": _megabytes(speed.bytes_per_second),
                 "floor": _megabytes(self._floor),
             }
-            _log.warning("a link is slow", source=source, transport=link.transport, **found)
+            _log.warning("a link is slow", source=source, transport=reached.link.transport, **found)
         return speed
 
     def is_slow(self, speed: LinkSpeed) -> bool:
@@ -144,13 +153,14 @@ class LinkChecks:
             return ""
         return f"{_megabytes(speed.bytes_per_second)} MB/s, below {_megabytes(self._floor)}"
 
-    def _measure(self, link: Link, source_pages: PageIds) -> LinkSpeed:
-        to = self._canary.scratch
+    def _measure(self, reached: Reached, source_pages: PageIds) -> LinkSpeed:
+        link, page_bytes = reached.link, reached.statistics.page_bytes
+        to = self._canary.scratch if reached.scratch is None else reached.scratch
         short = Piece(source_pages[:1], np.array([to]), num_tokens=1)
         shortest = min(_seconds(link, short) for _ in range(_NUM_SHORT_READS))
-        num_pages = min(max(1, TEST_PIECE_BYTES // self._page_bytes), MAX_PIECE_PAGES)
+        num_pages = min(max(1, TEST_PIECE_BYTES // page_bytes), MAX_PIECE_PAGES)
         piece = Piece(np.resize(source_pages, num_pages), np.full(num_pages, to))
-        num_bytes = num_pages * self._page_bytes
+        num_bytes = num_pages * page_bytes
         best, left, ends = math.inf, TEST_BYTES, time.monotonic() + TEST_S
         while left >= num_bytes and (math.isinf(best) or time.monotonic() < ends):
             best = min(best, _seconds(link, piece))
@@ -158,7 +168,7 @@ class LinkChecks:
         return LinkSpeed(num_bytes / max(best, 1e-9), shortest)
 
 
-def _forget_older(known: dict[PeerKey, str], key: PeerKey) -> None:
+def _forget_older(known: dict[PeerKey, T], key: PeerKey) -> None:
     """Other incarnations of the same worker."""
     for older in [k for k in known if k[0] == key[0]]:
         del known[older]
@@ -174,7 +184,7 @@ def _megabytes(num_bytes: float) -> str:
     return f"{num_bytes / 1e6:.3g}"
 
 
-def _remember(known: dict[PeerKey, str], key: PeerKey, value: str) -> None:
+def _remember(known: dict[PeerKey, T], key: PeerKey, value: T) -> None:
     if len(known) >= MAX_APART:
         del known[next(iter(known))]
     known[key] = value

@@ -11,13 +11,15 @@ from dataclasses import dataclass
 import grpc
 
 from paceline.core.errors import IncompatiblePeer, KvUnavailable, PeerGone
+from paceline.kv_transfer.layout_map import LayoutMap
 from paceline.kv_transfer.link_statistics import LinkFigures, LinkStatistics
 from paceline.kv_transfer.multi import MultiLink
+from paceline.kv_transfer.uneven_pull import UnevenPull
 from paceline.rpc import caller_token
 from paceline.rpc.status import error_of
 from paceline.v1 import common_pb2, kv_pb2, kv_pb2_grpc, worker_pb2
 from paceline.worker.config import WorkerConfig
-from paceline.worker.connectors import Connectors
+from paceline.worker.connectors import Connectors, Reached
 from paceline.worker.lease_beats import LeaseBeats
 from paceline.worker.link_checks import LinkChecks, LinkSpeed
 from paceline.worker.quarantine import PeerKey, Quarantine, Verdict
@@ -39,12 +41,23 @@ class Peer:
     key: PeerKey
     secret: bytes
     calls: SourceCalls
-    link: MultiLink
+    reached: Reached
     beats: LeaseBeats
-    statistics: LinkStatistics
     reported: LinkFigures
     turns: asyncio.Semaphore  # of pulls from it
     speed: LinkSpeed | None = None  # by its self-test
+
+    @property
+    def link(self) -> MultiLink:
+        return self.reached.link
+
+    @property
+    def statistics(self) -> LinkStatistics:
+        return self.reached.statistics
+
+    @property
+    def uneven(self) -> UnevenPull | None:
+        return self.reached.uneven
 
     def take_figures(self) -> LinkFigures:
         """What the link has done since the last call."""
@@ -63,8 +76,9 @@ class Peer:
     ) -> "grpc.aio.UnaryStreamCall[kv_pb2.ProgressRequest, kv_pb2.ProgressEvent]":
         """Ends with the ticket at the latest. `first_blocks`: that we lack, by page group."""
         call: grpc.aio.UnaryStreamCall[kv_pb2.ProgressRequest, kv_pb2.ProgressEvent]
+        ours = first_blocks if self.uneven is None else ()  # else its groups are not ours
         call = self.calls.stub.Progress(
-            kv_pb2.ProgressRequest(ticket=ticket, first_blocks=first_blocks),
+            kv_pb2.ProgressRequest(ticket=ticket, first_blocks=ours),
             timeout=max(0.0, ticket.expires_unix_ms / 1000 - time.time()),
             metadata=caller_token.metadata(self.secret),
         )
@@ -99,7 +113,7 @@ class Peer:
 
     async def close(self) -> None:
         await asyncio.to_thread(self.beats.close)
-        await asyncio.to_thread(self.link.close)
+        await asyncio.to_thread(self.reached.close)
         await self.calls.close()
 
 
@@ -226,31 +240,51 @@ class PeerDirectory:
             description = await self._describe(calls.stub)
             if (description.worker_id, description.incarnation) != key:
                 raise PeerGone("another worker or incarnation answers at the source's address")
-            for field in ("content_digest", "layout_digest"):  # whole pages are copied
-                if getattr(description, field) != getattr(self._info, field):
-                    raise IncompatiblePeer(f"the source has another {field}", field=field)
-            link = await asyncio.to_thread(self._connectors.connect, description, CONNECT_TIMEOUT_S)
+            layouts = self._plan(description)
+        except IncompatiblePeer as error:
+            self.checks.keep_apart(key, error)
+            await calls.close()
+            raise
         except BaseException:
             await calls.close()
             raise
-        statistics = LinkStatistics(self._connectors.group)
+        reached = None
         try:
-            await self.checks.admit(key, description, link, statistics)
+            parts = (description, layouts, CONNECT_TIMEOUT_S)
+            reached = await asyncio.to_thread(self._connectors.reach, *parts)
+            await self._admit(key, description, reached)
         except BaseException:
-            await asyncio.to_thread(link.close)
+            if reached is not None:
+                await asyncio.to_thread(reached.close)
             await calls.close()
             raise
         reader = (self._info.worker_id, self._info.incarnation)
         beats = LeaseBeats(endpoint, reader, self._config)
         beats.start()
         turns = asyncio.Semaphore(self._config.pulls_per_source)
-        parts = (calls, link, beats, statistics, statistics.figures, turns)
-        peer = Peer(key, self._secret, *parts)
+        peer = Peer(key, self._secret, calls, reached, beats, reached.statistics.figures, turns)
         self._in_background(self._test(peer, description))
         return peer
 
+    def _plan(self, description: kv_pb2.DescribeResponse) -> LayoutMap | None:
+        """Before any byte moves. Raises IncompatiblePeer for a source that will never fit."""
+        if description.content_digest != self._info.content_digest:
+            raise IncompatiblePeer(
+                "content_digest: the source's is another", field="content_digest"
+            )
+        return self._connectors.plan(description, self._info.layout_digest)
+
+    async def _admit(
+        self, key: PeerKey, description: kv_pb2.DescribeResponse, reached: Reached
+    ) -> None:
+        try:
+            await self.checks.admit(key, description, reached)
+        except IncompatiblePeer as error:
+            self.checks.keep_apart(key, error)
+            raise
+
     async def _test(self, peer: Peer, description: kv_pb2.DescribeResponse) -> None:
-        peer.speed = await self.checks.self_test(peer.key[0], description, peer.link)
+        peer.speed = await self.checks.self_test(peer.key[0], description, peer.reached)
 
     async def _describe(self, stub: kv_pb2_grpc.KvTransferServiceStub) -> kv_pb2.DescribeResponse:
         request = kv_pb2.DescribeRequest(

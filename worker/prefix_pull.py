@@ -26,10 +26,11 @@ from paceline.core.errors import (
 from paceline.core.keys import chain_keys
 from paceline.core.kv_layout import PAGE_TOKENS
 from paceline.engine import messages
+from paceline.worker.block_runs import BlockRun
 from paceline.worker.page_fill import Tell, Wanted
 from paceline.worker.prefix_offers import Offer
 from paceline.worker.pull_choice import Outcome
-from paceline.worker.ranges import MAX_RANGE_BLOCKS, BlockRun, RangePuller, cut
+from paceline.worker.ranges import MAX_RANGE_BLOCKS, RangePuller, cut
 
 if TYPE_CHECKING:
     from paceline.worker.session import Session

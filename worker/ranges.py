@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from operator import gt
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,8 +21,11 @@ from paceline.core.ids import BlockKey
 from paceline.engine.messages import GrantedRun
 from paceline.kv_transfer.base import CellSums
 from paceline.kv_transfer.pull import PinnedPages, pull_verified
+from paceline.kv_transfer.uneven_pull import Limits, UnevenRun
 from paceline.v1 import common_pb2, kv_pb2
+from paceline.worker.block_runs import BlockRun
 from paceline.worker.peers import Peer
+from paceline.worker.uneven import asked_runs, found_runs, uneven_runs
 
 if TYPE_CHECKING:
     from paceline.worker.session import Session
@@ -31,17 +35,7 @@ MAX_PULL_S = 60.0  # of one range; silence of the source ends it much earlier
 MAX_PIN_WAIT_S = 10.0  # of one range, for other readers to unpin
 PIN_PAUSE_S = 0.1  # when the source does not say how long
 
-
-@dataclass(frozen=True, slots=True)
-class BlockRun:
-    """Full blocks [start, end) of a page group."""
-
-    group: int
-    start: int
-    end: int
-
-    def __len__(self) -> int:
-        return self.end - self.start
+Part = PinnedPages | UnevenRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,15 +122,22 @@ class RangePuller:
         does, Overloaded at once."""
         async with self._session.pull_threads.turn(self._peer.turns):
             pinned = await self._peer.pin(self._asked(runs, keys))
-            found = [
-                BlockRun(run.group, run.start, run.start + len(pages.pages))
-                for run, pages in zip(runs, pinned.runs, strict=False)
-            ]
-            asked_for = all(got.end <= run.end for got, run in zip(found, runs, strict=False))
-            if not (any(map(len, found)) and asked_for and len(found) == len(runs)):
+            found = self._found(runs, pinned)
+            if not any(map(len, found)):
                 self._unpin(pinned.lease_id)
                 return []
             return await self._pull_leased(found, pinned, is_last=False)
+
+    def _found(self, runs: Sequence[BlockRun], pinned: kv_pb2.PinResponse) -> list[BlockRun]:
+        """What leads of `runs` and is pinned; nothing if the answer is not to what was asked."""
+        uneven, asked = self._peer.uneven, self._asked_runs(runs)
+        numbers = [len(run.pages) for run in pinned.runs]
+        if len(numbers) != len(asked) or any(map(gt, numbers, map(len, asked))):
+            return []
+        if uneven is None:
+            ends = {run.group: run.start + n for run, n in zip(asked, numbers, strict=True)}
+            return [BlockRun(run.group, run.start, ends[run.group]) for run in runs]
+        return found_runs(uneven.layouts, runs, pinned)
 
     async def pull_pinned(
         self, runs: Sequence[BlockRun], rest: kv_pb2.PinResponse, with_tail: bool
@@ -164,9 +165,10 @@ class RangePuller:
         finally:
             beats.drop(pinned.lease_id)
             self._unpin(pinned.lease_id)
+        rows = [row for part in sums for row in part.tolist()]
         pulled, first = [], 0
         for run in runs:
-            checksums = sums[0][first : first + len(run)].tolist()
+            checksums = rows[first : first + len(run)]
             pulled.append(PulledRun(run.group, run.start, checksums))
             first += len(run)
         return pulled
@@ -178,7 +180,8 @@ class RangePuller:
         if self._is_all(runs, pinned, tail):
             return pinned
         self._unpin(pinned.lease_id)
-        found, wanted = sum(len(run.pages) for run in pinned.runs), sum(map(len, runs))
+        asked = self._asked_runs(runs)
+        found, wanted = sum(len(run.pages) for run in pinned.runs), sum(map(len, asked))
         if found == wanted:
             raise KvUnavailable("the source does not hold the end of the prompt")
         raise KvUnavailable(f"the source holds {found} of {wanted} blocks")
@@ -187,17 +190,30 @@ class RangePuller:
         self, runs: Sequence[BlockRun], keys: Sequence[BlockKey], tail: bool = False
     ) -> kv_pb2.PinRequest:
         asked = [
-            kv_pb2.KeyRun(group=run.group, keys=b"".join(keys[run.start : run.end])) for run in runs
+            kv_pb2.KeyRun(group=run.group, keys=b"".join(keys[run.start : run.end]))
+            for run in self._asked_runs(runs)
         ]
         return kv_pb2.PinRequest(ticket=self._ticket, runs=asked, with_tail=tail)
 
     def _is_all(self, runs: Sequence[BlockRun], pinned: kv_pb2.PinResponse, tail: bool) -> bool:
-        num_tails, num_tokens = len(self._granted) if tail else 0, self._num_tail_tokens
+        num_tails, num_tokens = self._num_tails() if tail else 0, self._num_tail_tokens
         has_tails = len(pinned.tails) == num_tails and pinned.num_tail_tokens == tail * num_tokens
-        return has_tails and [len(run.pages) for run in pinned.runs] == list(map(len, runs))
+        asked = self._asked_runs(runs)
+        return has_tails and [len(run.pages) for run in pinned.runs] == list(map(len, asked))
 
-    def _parts(self, runs: Sequence[BlockRun], pinned: kv_pb2.PinResponse) -> list[PinnedPages]:
+    def _asked_runs(self, runs: Sequence[BlockRun]) -> Sequence[BlockRun]:
+        """By page groups of the source."""
+        uneven = self._peer.uneven
+        return runs if uneven is None else asked_runs(uneven.layouts, runs)
+
+    def _num_tails(self) -> int:
+        uneven = self._peer.uneven
+        return len(self._granted if uneven is None else uneven.layouts.source.windows)
+
+    def _parts(self, runs: Sequence[BlockRun], pinned: kv_pb2.PinResponse) -> Sequence[Part]:
         granted = self._granted
+        if self._peer.uneven is not None:
+            return uneven_runs(self._peer.uneven.layouts, runs, pinned, granted)
         refs: list[kv_pb2.PageRef] = []
         pages: list[int] = []
         for run, found in zip(runs, pinned.runs, strict=True):
@@ -224,9 +240,9 @@ class RangePuller:
             num_tokens=num_tokens,
         )
 
-    async def _read(self, parts: list[PinnedPages]) -> list[CellSums]:
+    async def _read(self, parts: Sequence[Part]) -> list[CellSums]:
         """In a thread; whoever stops us meanwhile waits for its end (`is_copying`)."""
-        self._copy = self._session.pull_threads.submit(lambda: self._copy_parts(parts))
+        self._copy = self._session.pull_threads.submit(lambda: list(map(self._copy_part, parts)))
         try:
             return await asyncio.wrap_future(self._copy)
         except PeerGone:  # the link has failed, for all who read over it
@@ -235,18 +251,20 @@ class RangePuller:
         finally:
             self._session.metrics.pulled(self._peer)
 
-    def _copy_parts(self, parts: list[PinnedPages]) -> list[CellSums]:
-        return [
-            pull_verified(
-                self._peer.link,
-                part,
-                self._peer.statistics,
-                deadline=time.monotonic() + MAX_PULL_S,
-                cancelled=self._abort,
-                report=self._report,
-            )
-            for part in parts
-        ]
+    def _copy_part(self, part: Part) -> CellSums:
+        peer, deadline = self._peer, time.monotonic() + MAX_PULL_S
+        if isinstance(part, UnevenRun):
+            assert peer.uneven is not None
+            limits = Limits(deadline, self._abort, self._report)
+            return peer.uneven.pull(part, peer.statistics, limits)
+        return pull_verified(
+            peer.link,
+            part,
+            peer.statistics,
+            deadline=deadline,
+            cancelled=self._abort,
+            report=self._report,
+        )
 
     def _report(self, page: int, generation: int) -> None:
         """From the copying thread: the source shall hash that page again."""

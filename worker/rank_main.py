@@ -207,7 +207,7 @@ def make_links(
     exported = DevicePool(
         memory=pool.device_bytes,
         group=group,
-        num_pages=len(pool.canary.pool),
+        num_pages=len(pool.canary.pools[0]),
         fd=pool.device_fd,
         pace=pace,
     )
@@ -247,7 +247,7 @@ def describe(
     loaded: LoadedModel, engine: Engine, pool: RankPool, links: RankLinks | None
 ) -> RankReady:
     model, canary = loaded.model, pool.canary
-    sums = PageSums(canary.pool, pool.memory, model.layout.page)
+    sums = PageSums(canary.pools[0], pool.memory, model.layout.page, len(model.layout.ranks))
     return RankReady(
         content_digest=loaded.content_digest,
         layout_digest=model.layout.digest,
@@ -256,8 +256,10 @@ def describe(
         vocab_size=model.vocab_size,
         hidden_size=model.hidden_size,
         groups=model.layout.groups,
+        layers=model.layout.layers,
+        ranks=model.layout.ranks,
         num_pages=engine.pool.num_pages,
-        page_bytes=model.layout.page.page_bytes,
+        page_bytes=model.layout.page_bytes,
         most_pages=engine.scheduler.allowances.most(),
         addresses=links.addresses() if links is not None else (),
         canary=CanaryPages(

@@ -7,7 +7,7 @@ step and each Ping, and a LINK for each LinkCall. The front sends commands, one 
 import msgspec
 
 from paceline.core.errors import ErrorCode
-from paceline.core.kv_layout import PageGroup
+from paceline.core.kv_layout import HeadRange, PageGroup
 from paceline.engine.messages import Command
 
 READY = b"ready"
@@ -59,6 +59,8 @@ class RankReady(msgspec.Struct, frozen=True):
     vocab_size: int
     hidden_size: int
     groups: tuple[PageGroup, ...]
+    layers: tuple[tuple[int, int], ...]  # as KVLayout has it
+    ranks: tuple[HeadRange, ...]
     num_pages: int
     page_bytes: int
     most_pages: tuple[int, ...]  # of a sequence, by page group; 0: no bound but its length
@@ -67,7 +69,7 @@ class RankReady(msgspec.Struct, frozen=True):
 
     @property
     def num_all_pages(self) -> int:
-        """Of the memory: more than requests are given."""
+        """Of a rank's memory: more than requests are given."""
         return self.canary.scratch + 1
 
 

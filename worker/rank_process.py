@@ -47,10 +47,11 @@ class RankProcess:
     link_calls: LinkCalls
 
     def local_pool(self) -> LocalPool | None:
-        """What sources export and readers copy into; None when it is on a device."""
+        """What sources export and readers copy into, rank after rank; None: it is on a device."""
         if self.memory is None:
             return None
-        return LocalPool(self.memory, self.ready.groups[0], self.ready.num_all_pages, self.pool_fd)
+        num_pages = len(self.ready.ranks) * self.ready.num_all_pages
+        return LocalPool(self.memory, self.ready.groups[0], num_pages, self.pool_fd)
 
     def kill(self) -> None:
         if self.process.returncode is None:

@@ -83,7 +83,7 @@ class Session:
         self.leases = LeaseTable(int(num_pages * config.max_pinned_share), config.silence_s)
         self.handoffs = HandoffTable()
         canary, floor = rank.ready.canary, config.link_floor_mb_s * 1e6
-        checks = LinkChecks(canary, rank.ready.page_bytes, rank.link.call, floor)
+        checks = LinkChecks(canary, rank.link.call, floor)
         self.peers = PeerDirectory(config, info, connectors, checks)
         self.pull_threads = PullThreads(config.pull_threads)
         self.adoptions: set[Adoption] = set()  # whose task runs, with a slot or without

@@ -39,6 +39,9 @@ class WorkerTiers:
         configs = load_tiers(self._config.tiers)
         if not configs:
             return
+        num_ranks = len(ready.ranks)
+        reason = f"are of one rank, the model's pages of {num_ranks}"
+        ConfigError.check("tiers", str(self._config.tiers), num_ranks == 1, reason)
         shape = self._shape_of(ready)
         tiers = await asyncio.to_thread(make_tiers, configs, shape)
         events = TierEvents(asyncio.get_running_loop(), self._record.add)

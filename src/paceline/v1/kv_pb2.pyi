@@ -47,8 +47,26 @@ class PageGroup(_message.Message):
     window: int
     def __init__(self, name: _Optional[str] = ..., num_layers: _Optional[int] = ..., num_planes: _Optional[int] = ..., num_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., dtype: _Optional[str] = ..., page_tokens: _Optional[int] = ..., window: _Optional[int] = ...) -> None: ...
 
+class LayerPlace(_message.Message):
+    __slots__ = ("group", "index")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    group: int
+    index: int
+    def __init__(self, group: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
+
+class RankPages(_message.Message):
+    __slots__ = ("first_head", "num_heads", "first_page")
+    FIRST_HEAD_FIELD_NUMBER: _ClassVar[int]
+    NUM_HEADS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_PAGE_FIELD_NUMBER: _ClassVar[int]
+    first_head: int
+    num_heads: int
+    first_page: int
+    def __init__(self, first_head: _Optional[int] = ..., num_heads: _Optional[int] = ..., first_page: _Optional[int] = ...) -> None: ...
+
 class DescribeResponse(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "content_digest", "layout_digest", "groups", "num_pages", "transports", "canary")
+    __slots__ = ("worker_id", "incarnation", "content_digest", "layout_digest", "groups", "num_pages", "transports", "canary", "layers", "ranks")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     CONTENT_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +75,8 @@ class DescribeResponse(_message.Message):
     NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     CANARY_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: str
     content_digest: str
@@ -65,7 +85,9 @@ class DescribeResponse(_message.Message):
     num_pages: int
     transports: _containers.RepeatedCompositeFieldContainer[TransportAddress]
     canary: _containers.RepeatedCompositeFieldContainer[PageRef]
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., content_digest: _Optional[str] = ..., layout_digest: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[PageGroup, _Mapping]]] = ..., num_pages: _Optional[int] = ..., transports: _Optional[_Iterable[_Union[TransportAddress, _Mapping]]] = ..., canary: _Optional[_Iterable[_Union[PageRef, _Mapping]]] = ...) -> None: ...
+    layers: _containers.RepeatedCompositeFieldContainer[LayerPlace]
+    ranks: _containers.RepeatedCompositeFieldContainer[RankPages]
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., content_digest: _Optional[str] = ..., layout_digest: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[PageGroup, _Mapping]]] = ..., num_pages: _Optional[int] = ..., transports: _Optional[_Iterable[_Union[TransportAddress, _Mapping]]] = ..., canary: _Optional[_Iterable[_Union[PageRef, _Mapping]]] = ..., layers: _Optional[_Iterable[_Union[LayerPlace, _Mapping]]] = ..., ranks: _Optional[_Iterable[_Union[RankPages, _Mapping]]] = ...) -> None: ...
 
 class ProgressRequest(_message.Message):
     __slots__ = ("ticket", "first_blocks")
@@ -135,14 +157,16 @@ class KeyRun(_message.Message):
     def __init__(self, group: _Optional[int] = ..., keys: _Optional[bytes] = ...) -> None: ...
 
 class PageRef(_message.Message):
-    __slots__ = ("page", "generation", "checksums")
+    __slots__ = ("page", "generation", "checksums", "block")
     PAGE_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
     page: int
     generation: int
     checksums: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, page: _Optional[int] = ..., generation: _Optional[int] = ..., checksums: _Optional[_Iterable[int]] = ...) -> None: ...
+    block: int
+    def __init__(self, page: _Optional[int] = ..., generation: _Optional[int] = ..., checksums: _Optional[_Iterable[int]] = ..., block: _Optional[int] = ...) -> None: ...
 
 class PageRun(_message.Message):
     __slots__ = ("pages",)

@@ -19,46 +19,48 @@ NUM_OTHERS = 5
 
 def computed(model: Model) -> Canary:
     num_pages = NUM_OTHERS + num_canary_pages(model.layout)
-    (pool,) = allocate_pools(model.layout, num_pages, "cpu")
-    canary = Canary(model.layout, pool)
+    canary = Canary(model.layout, allocate_pools(model.layout, num_pages, "cpu"))
     canary.compute(model)
     return canary
 
 
 def arrive(at: Canary, source: Canary) -> None:
-    at.pool[list(at.arrival_pages)] = source.pool[list(source.own_pages)]
+    for to, pool in zip(at.pools, source.pools, strict=True):
+        to[list(at.arrival_pages)] = pool[list(source.own_pages)]
 
 
 def models(folder: Path) -> dict[str, Model]:
     return {
         "mock": mock_model(),
         "windows": mock_model(num_hidden_layers=3, layer_windows=[0, 20, 20]),
+        "ranks": mock_model(num_key_value_heads=2, num_ranks=4),
         "llama": load_model(write_tiny_llama(folder / "llama")).model,
         "gemma3": load_model(TINY_WRITERS["gemma3"](folder / "gemma3")).model,
         "bfloat16": load_model(write_tiny_llama(folder / "bf16"), dtype="bfloat16").model,
     }
 
 
-@pytest.mark.parametrize("name", ["mock", "windows", "llama", "gemma3", "bfloat16"])
+@pytest.mark.parametrize("name", ["mock", "windows", "ranks", "llama", "gemma3", "bfloat16"])
 def test_the_same_model_is_near_and_every_layer_counts(tmp_path: Path, name: str) -> None:
     model = models(tmp_path)[name]
     canary = computed(model)
-    assert not canary.pool[:NUM_OTHERS].any(), "pages of requests stay as they were"
+    assert not any(pool[:NUM_OTHERS].any() for pool in canary.pools), "those of requests stay"
     arrive(canary, computed(model))
     assert canary.distance() == 0
     for group in range(len(model.layout.groups)):
         for index in range(len(model.layout.layers_of(group))):
             for plane in range(2):
                 arrive(canary, canary)
-                canary.pool[canary.arrival_pages[2 * group + 1], index, plane] *= -1
+                canary.pools[-1][canary.arrival_pages[2 * group + 1], index, plane] *= -1
                 assert canary.distance() > canary.tolerance
 
 
 def test_rounding_is_near_and_other_weights_are_not(tmp_path: Path) -> None:
     ours = computed(load_model(write_tiny_llama(tmp_path / "a")).model)
     arrive(ours, ours)
-    arrived = ours.pool[list(ours.arrival_pages)]
-    ours.pool[list(ours.arrival_pages)] = arrived * (1 + 1e-6 * torch.randn_like(arrived))
+    (pool,) = ours.pools
+    arrived = pool[list(ours.arrival_pages)]
+    pool[list(ours.arrival_pages)] = arrived * (1 + 1e-6 * torch.randn_like(arrived))
     assert 0 < ours.distance() < ours.tolerance
     other = computed(load_model(write_tiny_llama(tmp_path / "c", rms_norm_eps=0.1)).model)
     arrive(ours, other)
@@ -68,5 +70,5 @@ def test_rounding_is_near_and_other_weights_are_not(tmp_path: Path) -> None:
 def test_a_nan_is_far() -> None:
     canary = computed(mock_model())
     arrive(canary, canary)
-    canary.pool[canary.arrival_pages[0], 0, 0, 0, 0, 0] = math.nan
+    canary.pools[0][canary.arrival_pages[0], 0, 0, 0, 0, 0] = math.nan
     assert not canary.distance() <= canary.tolerance

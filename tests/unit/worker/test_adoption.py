@@ -96,6 +96,7 @@ class Source:
     def __init__(self, *events: kv_pb2.ProgressEvent) -> None:
         self.events = events
         self.link = self
+        self.uneven = None
         self.statistics = LinkStatistics(PageGroup("full", 1, 1, 2))
         self.turns = asyncio.Semaphore(4)
         self.beats = SimpleNamespace(

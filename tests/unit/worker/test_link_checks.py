@@ -14,6 +14,7 @@ from paceline.kv_transfer.base import CellSums, Piece
 from paceline.kv_transfer.link_statistics import LinkStatistics
 from paceline.v1 import kv_pb2
 from paceline.worker import link_checks
+from paceline.worker.connectors import Reached
 from paceline.worker.link_checks import LinkChecks, LinkSpeed
 from paceline.worker.rank_messages import CanaryPages
 from tests.contract.ends import Ends, connected
@@ -53,7 +54,7 @@ def rank(ends: Ends) -> Rank:
 def checks_of(rank: Rank, floor: float = 0.0) -> LinkChecks:
     sums = [tuple(row) for row in sums_of(rank.ends.pool, ids(*OWN)).tolist()]
     pages = CanaryPages(OWN, ARRIVALS, SCRATCH, sums)
-    return LinkChecks(pages, SMALL.page_bytes, rank.compare, floor)
+    return LinkChecks(pages, rank.compare, floor)
 
 
 def description(ends: Ends) -> kv_pb2.DescribeResponse:
@@ -64,9 +65,12 @@ def description(ends: Ends) -> kv_pb2.DescribeResponse:
     )
 
 
-async def admit(checks: LinkChecks, ends: Ends, **changed: object) -> None:
-    made = description(ends)
-    await checks.admit(KEY, made, ends.link, LinkStatistics(SMALL))
+def reached(link: object) -> Reached:
+    return Reached(link, LinkStatistics(SMALL))  # type: ignore[arg-type]
+
+
+async def admit(checks: LinkChecks, ends: Ends) -> None:
+    await checks.admit(KEY, description(ends), reached(ends.link))
 
 
 async def test_the_first_pairing_compares_and_later_ones_do_not(ends: Ends, rank: Rank) -> None:
@@ -83,17 +87,17 @@ async def test_who_fails_is_kept_apart_loudly(
 ) -> None:
     checks = checks_of(rank)
     rank.distance = distance
-    with capture_logs() as logs, pytest.raises(IncompatiblePeer) as refused:
+    with pytest.raises(IncompatiblePeer) as refused:
         await admit(checks, ends)
     assert refused.value.field == "canary" and shown in refused.value.message
+    with capture_logs() as logs:
+        checks.keep_apart(KEY, refused.value)
     assert logs[0]["log_level"] == "error" and logs[0]["source"] == KEY[0]
     rank.distance = 0.0
     with pytest.raises(IncompatiblePeer):
         checks.refuse_apart(KEY)
     checks.refuse_apart((KEY[0], "incarnation-2"))
-    await checks.admit(
-        (KEY[0], "incarnation-2"), description(ends), ends.link, LinkStatistics(SMALL)
-    )
+    await checks.admit((KEY[0], "incarnation-2"), description(ends), reached(ends.link))
     assert not checks.apart, "its next incarnation has another chance"
 
 
@@ -101,7 +105,7 @@ async def test_a_canary_that_arrives_wrong_is_no_failure_of_it(ends: Ends, rank:
     checks, made = checks_of(rank), description(ends)
     pages_of(ends.source_pool)[OWN[1]] += 1
     with pytest.raises(KvUnavailable):
-        await checks.admit(KEY, made, ends.link, LinkStatistics(SMALL))
+        await checks.admit(KEY, made, reached(ends.link))
     assert rank.num_compared == 0 and not checks.apart
 
 
@@ -113,14 +117,14 @@ async def test_a_source_without_a_canary_like_ours_is_refused(
         made = description(ends)
         made.canary[1].checksums.append(5)
     with pytest.raises(IncompatiblePeer) as refused:
-        await checks_of(rank).admit(KEY, made, ends.link, LinkStatistics(SMALL))
+        await checks_of(rank).admit(KEY, made, reached(ends.link))
     assert refused.value.field == "canary"
 
 
 async def test_pairings_at_once_do_not_mix_their_arrivals(ends: Ends, rank: Rank) -> None:
     checks = checks_of(rank)
     others = [(f"prefill-{i}", "1") for i in range(5)]
-    made = [(key, description(ends), ends.link, LinkStatistics(SMALL)) for key in others]
+    made = [(key, description(ends), reached(ends.link)) for key in others]
     await asyncio.gather(*(checks.admit(*one) for one in made))
     assert rank.num_compared == 5
 
@@ -148,7 +152,7 @@ async def test_a_self_test_is_bounded_and_writes_the_scratch_page_only(
     monkeypatch.setattr(link_checks, "TEST_PIECE_BYTES", 4 * SMALL.page_bytes)
     link = SlowLink(0.0, ends.link)
     before = pages_of(ends.pool).copy()
-    speed = await checks_of(rank).self_test("prefill-1", description(ends), link)
+    speed = await checks_of(rank).self_test("prefill-1", description(ends), reached(link))
     assert speed is not None and speed.bytes_per_second > 0 and speed.seconds > 0
     assert sum(len(p.source_pages) for p in link.pieces if p.num_tokens is None) == 20
     after = pages_of(ends.pool)
@@ -159,7 +163,9 @@ async def test_a_self_test_is_bounded_and_writes_the_scratch_page_only(
 async def test_a_slow_link_is_told_of(ends: Ends, rank: Rank) -> None:
     checks = checks_of(rank, floor=1e9)
     with capture_logs() as logs:
-        speed = await checks.self_test("prefill-1", description(ends), SlowLink(0.02, ends.link))
+        speed = await checks.self_test(
+            "prefill-1", description(ends), reached(SlowLink(0.02, ends.link))
+        )
     assert speed is not None and speed.seconds >= 0.02
     assert [(log["log_level"], log["source"]) for log in logs] == [("warning", "prefill-1")]
     assert "below 1e+03" in checks.slowness(speed)
@@ -169,4 +175,4 @@ async def test_a_slow_link_is_told_of(ends: Ends, rank: Rank) -> None:
 async def test_a_link_that_breaks_meanwhile_has_no_figures(ends: Ends, rank: Rank) -> None:
     made = description(ends)
     ends.source.close()
-    assert await checks_of(rank).self_test("prefill-1", made, ends.link) is None
+    assert await checks_of(rank).self_test("prefill-1", made, reached(ends.link)) is None

@@ -8,10 +8,11 @@ import pytest
 
 from paceline.core.errors import IncompatiblePeer, KvUnavailable
 from paceline.core.kv_layout import PageGroup
-from paceline.kv_transfer.base import Link
+from paceline.kv_transfer.link_statistics import LinkStatistics
 from paceline.rpc.channel import make_server
 from paceline.v1 import common_pb2, kv_pb2, kv_pb2_grpc, worker_pb2
 from paceline.worker.config import WorkerConfig
+from paceline.worker.connectors import Reached
 from paceline.worker.peers import PeerDirectory
 from paceline.worker.quarantine import STRIKES, Verdict
 
@@ -49,17 +50,25 @@ class FakeLink:
 class FakeConnectors:
     group = PageGroup("full", 1, 1, 2)
 
-    def connect(self, description: kv_pb2.DescribeResponse, timeout_s: float) -> Link:
-        return FakeLink()  # type: ignore[return-value]
+    def plan(self, description: kv_pb2.DescribeResponse, layout_digest: str) -> None:
+        if description.layout_digest != layout_digest:
+            raise IncompatiblePeer("of another layout", field="layout_digest")
+
+    def reach(self, *description: object) -> Reached:
+        return Reached(FakeLink(), LinkStatistics(self.group))  # type: ignore[arg-type]
 
 
 class FakeChecks:
     """Of links that are as they should be."""
 
-    apart: dict[tuple[str, str], str] = {}
+    def __init__(self) -> None:
+        self.apart: dict[tuple[str, str], str] = {}
 
     def refuse_apart(self, key: object) -> None:
         pass
+
+    def keep_apart(self, key: tuple[str, str], error: IncompatiblePeer) -> None:
+        self.apart[key] = error.message
 
     async def admit(self, *link: object) -> None:
         pass
@@ -105,13 +114,14 @@ async def test_a_late_report_of_an_old_peer_leaves_the_new_one(
     assert await peers.get(TICKET, endpoint) is new
 
 
-async def test_pages_of_another_layout_are_refused_by_name(
+async def test_pages_that_cannot_be_ours_are_refused_by_name(
     peers: PeerDirectory, endpoint: str, source: Source
 ) -> None:
     source.layout_digest = "02"
     with pytest.raises(IncompatiblePeer) as refused:
         await peers.get(TICKET, endpoint)
     assert refused.value.field == "layout_digest"
+    assert peers.details() == ["kept apart from source: of another layout"]
 
 
 async def test_a_source_whose_bytes_were_wrong_is_left_for_a_while(

@@ -34,6 +34,7 @@ class Peer:
     def __init__(self, num_held: int = 4) -> None:
         self.num_held = num_held
         self.link = self
+        self.uneven = None
         self.statistics = LinkStatistics(GROUP)
         self.turns = asyncio.Semaphore(2)
         self.beats = SimpleNamespace(

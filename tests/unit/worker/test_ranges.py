@@ -1,6 +1,7 @@
 """How what is to be pulled is cut into ranges."""
 
-from paceline.worker.ranges import BlockRun, cut
+from paceline.worker.block_runs import BlockRun
+from paceline.worker.ranges import cut
 
 RUNS = [BlockRun(0, 3, 7), BlockRun(1, 6, 7), BlockRun(2, 5, 7)]
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from paceline.core.errors import ConfigError
 from paceline.core.kv_layout import PageGroup
 from paceline.worker.config import WorkerConfig
 from paceline.worker.redis_record import RedisRecord
@@ -19,7 +20,19 @@ LARGE = PageGroup("full", SMALL.num_layers, 2 * SMALL.num_heads, SMALL.head_dim)
 
 
 def ready(page: PageGroup, layout_digest: str) -> Any:
-    return SimpleNamespace(groups=[page], layout_digest=layout_digest)
+    return SimpleNamespace(groups=[page], layout_digest=layout_digest, ranks=[0])
+
+
+async def test_pages_of_several_ranks_are_refused(tmp_path: Path) -> None:
+    listed = tmp_path / "tiers.yaml"
+    listed.write_text("- {kind: host, capacity_mib: 1}")
+    config = WorkerConfig(model=str(tmp_path), secret="s" * 16, tiers=listed)
+    made = WorkerTiers(config, RedisRecord("", 1.0), CollectorRegistry())
+    several = ready(SMALL, "small")
+    several.ranks = [0, 1]
+    with pytest.raises(ConfigError) as refused:
+        await made.open(several)
+    assert refused.value.field == "tiers"
 
 
 @pytest.fixture
