@@ -185,7 +185,7 @@ def pool_maps(pid: int) -> list[tuple[int, int]]:
 
 
 def flood(deployment: Deployment) -> None:
-    deployment.at_once, deployment.max_tokens = FLOOD, 120
+    deployment.at_once, deployment.max_tokens = FLOOD, 240
 
 
 def ebb(deployment: Deployment) -> None:
