@@ -27,6 +27,7 @@ done <<END
 $tmpfs
 END
 while read -r mode source target; do
+    [ -n "$mode" ] || continue
     if [ -d "$source" ]; then
         mkdir -p "$root$target"
     else

@@ -145,7 +145,7 @@ def test_the_planner_is_measured_once_it_has_seen_a_few(cluster: Cluster) -> Non
     wait_for(lambda: judged() == NUM_REQUESTS, 5)
 
 
-def test_the_router_answers_for_unlike_workers_and_with_one_down(cluster: Cluster) -> None:
+def test_smg_805_the_router_answers_for_unlike_workers_and_with_one_down(cluster: Cluster) -> None:
     """https://github.com/smg-project/smg/issues/805"""
 
     def lost() -> float:

@@ -9,7 +9,44 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.chart import mounts, pod, rendered, volumes
+
 ROOT = Path(__file__).parents[2]
+
+
+def skip_without_namespaces() -> None:
+    if os.geteuid() or not all(map(shutil.which, ("unshare", "ip", "setpriv"))):
+        pytest.skip("needs root, iproute2 and util-linux for namespaces")
+
+
+@pytest.mark.parametrize(("mib", "fits"), [(256, True), (600, False)])
+def test_vllm_37982_a_worker_writes_shared_memory_up_to_what_the_chart_says(
+    mib: int, fits: bool, tmp_path: Path
+) -> None:
+    """https://github.com/vllm-project/vllm/issues/37982: 64 MB of /dev/shm, fixed.
+
+    In a root like that of the worker's container, with the memory volume that its pod mounts.
+    """
+    skip_without_namespaces()
+    spec = pod(rendered(), "decode")
+    (found,) = spec["containers"]
+    name = mounts(found)["/dev/shm"]["name"]
+    size = volumes(spec)[name]["emptyDir"]["sizeLimit"].removesuffix("Mi")
+    root = tmp_path / "root"
+    root.mkdir()
+    sandbox = [
+        str(ROOT / "benchmarks" / "sandbox.sh"),
+        str(root),
+        "10001",
+        "true",
+        "",
+        f"/dev/shm {size}m",
+    ]
+    write = ["dd", "if=/dev/zero", "of=/dev/shm/x", "bs=1M", f"count={mib}"]
+    command = ["unshare", "--mount", *sandbox, "--", *write]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode == 0) is fits, done.stderr
+    assert fits or "No space left" in done.stderr
 
 
 @pytest.mark.slow
@@ -19,8 +56,7 @@ def test_kserve_5496_no_request_fails_while_any_role_rolls() -> None:
 
     Each pod says that it is not ready, finishes what runs, and exits with 0 in its grace period.
     """
-    if os.geteuid() or not all(map(shutil.which, ("unshare", "ip", "setpriv"))):
-        pytest.skip("needs root, iproute2 and util-linux for namespaces")
+    skip_without_namespaces()
     command = [sys.executable, "-P", "-m", "benchmarks.rollout", "--quick"]
     paths = {"PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))}
     done = subprocess.run(
