@@ -24,7 +24,7 @@ from tests.support.fake_router import Attachment, make_request, token
 from tests.support.kv_proxy import KvProxy
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.worker_pair import is_free
-from tests.support.workers import flip_a_byte, wait_for
+from tests.support.workers import flip_a_byte
 
 PROMPT_TOKENS = 1600  # 100 pages of 128 KiB
 FILLERS = 5  # other prompts: together more pages than the pool has
@@ -46,7 +46,7 @@ class Bench:
 
     async def run(self, case: Case) -> Outcome:
         if case.step is Step.CONNECT and self._are_connected:
-            await self._renew_source()
+            await asyncio.to_thread(self.workers.running["source"].renew)
         found = Outcome()
         self._partial = 0
         endpoint = self.workers.running["spare"].endpoint
@@ -125,10 +125,7 @@ class Bench:
             os.kill(rank, signal.SIGSTOP)
 
         async def mid_read() -> None:
-            def freeze() -> None:
-                os.kill(reader.pid, signal.SIGSTOP)
-
-            await asyncio.to_thread(watch.wait, freeze)
+            await asyncio.to_thread(watch.freeze_amid, reader.pid)
 
         seam.arm(
             case.step,
@@ -219,13 +216,6 @@ class Bench:
         await asyncio.gather(*(filler.until_ended(READY_S) for filler in fillers))
 
     # --- and is well again ---
-
-    async def _renew_source(self) -> None:
-        """A new incarnation, so that the reader shakes hands anew."""
-        source = self.workers.running["source"]
-        os.kill(source.rank_pids()[0], signal.SIGKILL)
-        await asyncio.to_thread(wait_for, source.not_ready, READY_S)
-        await self.workers.until_ready("source")
 
     async def _heal(self) -> None:
         running = self.workers.running

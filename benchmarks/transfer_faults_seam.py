@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import mmap
 import os
+import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -24,6 +25,7 @@ from tests.support.workers import pool_of
 OVER_TCP = ("tcp", "ucx", "nixl")  # what they say to each other before pages travel, at least
 COMMIT_WAIT_S = 2.0
 WATCH_S = 3.0
+SLICE_S = 0.0002
 HOLD_S = 1.0  # of an unpin, for a later request's call to pass it
 
 Strike = Callable[[], Awaitable[None]]
@@ -183,6 +185,17 @@ class PoolWatch:
 
     def num_changed(self) -> int:
         return int((self._firsts != self._before).sum())
+
+    def freeze_amid(self, pid: int) -> None:
+        """Stops the process once it has changed a page: it runs in slices until then, as it copies
+        all of them in less time than it takes to notice. Blocks."""
+        ends = time.monotonic() + WATCH_S
+        while time.monotonic() < ends:
+            os.kill(pid, signal.SIGSTOP)
+            if self.num_changed():
+                return
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(SLICE_S)
 
     def wait(self, then: Callable[[], None]) -> None:
         """Until the first one changes, or in vain; calls `then` at once. Blocks."""

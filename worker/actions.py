@@ -56,8 +56,12 @@ def prefill(session: Session, stream: RouterStream, command: worker_pb2.WorkerCo
     check_ticket(session.info, session.secret, message.ticket, source_is_here=True)
     if message.ticket.request_id != message.request.request_id:
         raise KvUnavailable("the ticket names another request")
-    _check_generates(message.request)
-    slot = open_slot(session, stream, message.slot, message.request)
+    try:
+        _check_generates(message.request)
+        slot = open_slot(session, stream, message.slot, message.request)
+    except PacelineError as error:
+        session.handoffs.refuse(message.ticket, error)
+        raise
     try:
         slot.handoff = session.handoffs.open(slot.number, message.ticket)
     except PacelineError:

@@ -11,6 +11,7 @@ from paceline.v1 import common_pb2, kv_pb2
 from paceline.worker.leases import HandoffKey, Reader
 
 MAX_AWAITED = 1024
+MAX_ENDED = 1024  # that are remembered for readers who come late
 
 
 def key_of(ticket: common_pb2.Ticket) -> HandoffKey:
@@ -80,6 +81,7 @@ class HandoffTable:
     def __init__(self) -> None:
         self._handoffs: dict[HandoffKey, Handoff] = {}
         self._awaited: dict[HandoffKey, asyncio.Future[Handoff]] = {}
+        self._ended: dict[HandoffKey, str] = {}  # and why
 
     def __len__(self) -> int:
         return len(self._handoffs)
@@ -98,10 +100,13 @@ class HandoffTable:
         return self._handoffs.get(key)
 
     async def wait_for(self, key: HandoffKey, timeout_s: float) -> Handoff:
-        """The hand-off, once its prefill has begun. Raises KvUnavailable after `timeout_s`."""
+        """The hand-off, once its prefill has begun. Raises KvUnavailable after `timeout_s`, at once
+        when it has ended or was refused."""
         found = self._handoffs.get(key)
         if found is not None:
             return found
+        if key in self._ended:
+            raise KvUnavailable(self._ended[key])
         if len(self._awaited) >= MAX_AWAITED:
             raise Overloaded("too many readers wait for hand-offs", retry_after_s=0.1)
         waiter = self._awaited.get(key)
@@ -121,6 +126,20 @@ class HandoffTable:
         if handoff.record is None and handoff.error is None:
             handoff.error = error
         handoff.notify()
+        self._end(key_of(handoff.ticket), error)
+
+    def refuse(self, ticket: common_pb2.Ticket, error: PacelineError) -> None:
+        """It does not begin here: its reader shall not wait for it."""
+        if key_of(ticket) not in self._handoffs:
+            self._end(key_of(ticket), error)
+
+    def _end(self, key: HandoffKey, error: PacelineError) -> None:
+        if len(self._ended) >= MAX_ENDED:
+            del self._ended[next(iter(self._ended))]
+        self._ended[key] = reason = f"the hand-off has ended: {error.message}"
+        waiter = self._awaited.pop(key, None)
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(KvUnavailable(reason))
 
     def abandoned(
         self, is_silent: Callable[[Reader, float], bool], now_unix_ms: float

@@ -56,6 +56,12 @@ class WorkerProcess:
         wait_for(lambda: self.process.poll() is not None or not self.not_ready(), timeout_s)
         assert self.process.poll() is None, "the worker died at its start"
 
+    def renew(self) -> None:
+        """Kills its rank: the next one is a new incarnation, with which peers shake hands anew."""
+        os.kill(self.rank_pids()[0], signal.SIGKILL)
+        wait_for(self.not_ready)
+        self.wait_until_ready()
+
     def stop(self) -> int:
         """SIGTERM; its exit status."""
         if self.process.poll() is None:
@@ -71,8 +77,9 @@ def start_worker(
     role: str, model: Path, prefix: Sequence[str] = (), /, **settings: object
 ) -> WorkerProcess:
     """Returns at once; `settings` are fields of WorkerConfig, `prefix` what starts its command."""
-    ports = {"port": free_port(), "probe_port": free_port()}
-    given = {"pool_mib": 4, "num_threads": 1, "model": model, **ports, **settings}
+    names = ("port", "probe_port")
+    ports = {name: int(str(settings.get(name) or free_port())) for name in names}
+    given = {"pool_mib": 4, "num_threads": 1, "model": model, **settings, **ports}
     command = [*prefix, sys.executable, "-P", "-m", "paceline.cli.main", role]
     for name, value in given.items():
         command += [f"--{name.replace('_', '-')}", str(value)]

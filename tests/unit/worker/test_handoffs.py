@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from paceline.core.errors import Cancelled, ErrorCode, KvUnavailable
+from paceline.core.errors import Cancelled, ErrorCode, InvalidRequest, KvUnavailable
 from paceline.rpc.convert import error_from_proto
 from paceline.v1 import common_pb2, kv_pb2
-from paceline.worker.handoffs import HandoffTable, key_of
+from paceline.worker.handoffs import MAX_ENDED, HandoffTable, key_of
 
 
 def ticket(request_id: str = "r", expires_unix_ms: int = 2_000) -> common_pb2.Ticket:
@@ -79,3 +79,33 @@ async def test_handoffs_end_with_their_reader_or_unfollowed_with_their_ticket() 
     await events.aclose()
     gone = table.abandoned(lambda reader, since: False, now_unix_ms=1_000)
     assert gone == [followed, late]
+
+
+async def test_who_comes_late_or_waits_already_is_told_at_once_that_it_has_ended() -> None:
+    table = HandoffTable()
+    table.close(table.open(7, ticket()), Cancelled("gone"))
+    with pytest.raises(KvUnavailable, match="ended: gone"):
+        await asyncio.wait_for(table.wait_for(("r", 1), 60), 1)
+    waiting = [asyncio.create_task(table.wait_for(("other", 1), 60)) for _ in range(2)]
+    await asyncio.sleep(0)
+    table.refuse(ticket("other"), InvalidRequest("token_ids", 9, "are too many"))
+    for waiter in waiting:
+        with pytest.raises(KvUnavailable, match="too many"):
+            await asyncio.wait_for(waiter, 1)
+    assert not table._awaited
+
+
+async def test_one_that_goes_on_is_not_refused_by_another_try() -> None:
+    table = HandoffTable()
+    handoff = table.open(7, ticket())
+    table.refuse(ticket(), KvUnavailable("the ticket is in use"))
+    assert await table.wait_for(("r", 1), 1) is handoff
+
+
+async def test_of_those_that_have_ended_a_bounded_number_is_remembered() -> None:
+    table = HandoffTable()
+    for i in range(MAX_ENDED + 5):
+        table.refuse(ticket(f"r{i}"), KvUnavailable("no"))
+    assert len(table._ended) == MAX_ENDED
+    with pytest.raises(KvUnavailable, match="no such"):
+        await table.wait_for(("r0", 1), 0.01)
