@@ -12,7 +12,12 @@ from paceline.core.serving_digest import serving_digest
 from paceline.kernels import backend
 from paceline.models.base import Model
 from paceline.models.fields import Fields
-from paceline.models.manifest import content_digest
+from paceline.models.manifest import (
+    KEY_FORMAT_VERSION,
+    content_digest,
+    short_digest,
+    weights_digest,
+)
 from paceline.models.quantization import AS_STORED, find_quantization
 from paceline.models.registry import ModelSource, Progress, find_model
 
@@ -22,6 +27,7 @@ class LoadedModel:
     model: Model
     architecture: str
     content_digest: str  # hex: when two KV bytes mean the same
+    content_parts: dict[str, str]  # what it is made of, by name: where two differ
     serving_digest: str  # hex: tokenizer and chat template
 
 
@@ -58,11 +64,23 @@ def load_model(
     )
     model, semantics = found.load(source)
     named: tuple[object, ...] = (architecture, found.numerics_version, semantics)
-    if source.quantization.semantics is not None:
-        named = (*named, source.quantization.semantics)
+    rounding = source.quantization.semantics
+    if rounding is not None:
+        named = (*named, rounding)
+    weights = weights_digest(folder)
+    parts = {
+        "architecture": architecture,
+        "numerics": str(found.numerics_version),
+        "config": short_digest(semantics),
+        "quantization": short_digest(rounding),
+        "weights": weights[:16],
+        "kv_dtype": dtype,
+        "key_format": str(KEY_FORMAT_VERSION),
+    }
     return LoadedModel(
         model,
         architecture,
-        content_digest(folder, named, dtype),
+        content_digest(weights, named, dtype),
+        parts,
         serving_digest(folder),
     )

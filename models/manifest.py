@@ -21,10 +21,16 @@ _HASH_CHUNK_BYTES = 1 << 20
 _MAX_HASHED = 8  # files at once
 
 
-def content_digest(folder: Path, semantics: object, kv_dtype: str) -> str:
-    """Says when two KV bytes mean the same. `semantics` must have a stable repr."""
-    parts = ("content", KEY_FORMAT_VERSION, weights_digest(folder), repr(semantics), kv_dtype)
+def content_digest(weights: str, semantics: object, kv_dtype: str) -> str:
+    """Says when two KV bytes mean the same, of weights with that digest. `semantics` must have a
+    stable repr."""
+    parts = ("content", KEY_FORMAT_VERSION, weights, repr(semantics), kv_dtype)
     return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def short_digest(value: object) -> str:
+    """Of something with a stable repr, for people who compare two."""
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
 
 
 def weights_digest(folder: Path) -> str:

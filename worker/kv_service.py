@@ -33,9 +33,7 @@ class KvTransferServicer(kv_pb2_grpc.KvTransferServiceServicer):
     ) -> kv_pb2.DescribeResponse:
         session = self._current()
         if request.content_digest != session.info.content_digest:
-            given, own = request.content_digest[:12], session.info.content_digest[:12]
-            reason = f"content_digest={given!r}: the KV here is of {own!r}"
-            raise IncompatiblePeer(reason, field="content_digest")
+            raise other_content(session, request)
         return describe(session)
 
     async def Progress(
@@ -115,6 +113,20 @@ class KvTransferServicer(kv_pb2_grpc.KvTransferServiceServicer):
         check_ticket(session.info, session.secret, ticket, source_is_here=True)
 
 
+def other_content(session: Session, request: kv_pb2.DescribeRequest) -> IncompatiblePeer:
+    """Names all parts of the content digest that differ; the field is the first of them."""
+    own = session.rank.ready.content_parts
+    given = {name: request.content_parts.get(name, value)[:64] for name, value in own.items()}
+    differing = {name: value for name, value in given.items() if value != own[name]}
+    if not differing:  # from a reader that does not say what its digest is made of
+        differing, own = {"content_digest": request.content_digest[:16]}, {}
+    reasons = [
+        f"{name}={value!r}: the KV here is of {own.get(name, session.info.content_digest[:16])!r}"
+        for name, value in differing.items()
+    ]
+    return IncompatiblePeer("; ".join(reasons), field=next(iter(differing)))
+
+
 def expect_reader(session: Session, handoff: Handoff, lacking: list[int]) -> None:
     """Has the rank pin, when the prompt is done, what the reader lacks by then."""
     if len(lacking) == len(session.rank.ready.groups) and not handoff.is_over:
@@ -186,4 +198,5 @@ def describe(session: Session) -> kv_pb2.DescribeResponse:
             )
             for rank, heads in enumerate(ready.ranks)
         ],
+        content_parts=ready.content_parts,
     )

@@ -5,7 +5,7 @@ Keyed by (worker id, incarnation), never by address: what restarts behind an add
 
 import asyncio
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -124,8 +124,10 @@ class PeerDirectory:
         info: worker_pb2.WorkerInfo,
         connectors: Connectors,
         checks: LinkChecks,
+        content_parts: Mapping[str, str],
     ) -> None:
         self.checks = checks
+        self._content_parts = content_parts
         self.quarantine = Quarantine()
         self._config = config
         self._secret = config.secret.encode()
@@ -292,6 +294,7 @@ class PeerDirectory:
             reader_incarnation=self._info.incarnation,
             content_digest=self._info.content_digest,
             layout_digest=self._info.layout_digest,
+            content_parts=self._content_parts,
         )
         try:
             answer: kv_pb2.DescribeResponse = await stub.Describe(

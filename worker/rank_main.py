@@ -250,6 +250,7 @@ def describe(
     sums = PageSums(canary.pools[0], pool.memory, model.layout.page, len(model.layout.ranks))
     return RankReady(
         content_digest=loaded.content_digest,
+        content_parts=loaded.content_parts,
         layout_digest=model.layout.digest,
         serving_digest=loaded.serving_digest,
         context_length=engine.max_length,

@@ -53,6 +53,7 @@ class RankReady(msgspec.Struct, frozen=True):
     """The model is loaded, the pool laid out, and what a device compiles is compiled."""
 
     content_digest: str
+    content_parts: dict[str, str]
     layout_digest: str
     serving_digest: str
     context_length: int

@@ -84,7 +84,7 @@ class Session:
         self.handoffs = HandoffTable()
         canary, floor = rank.ready.canary, config.link_floor_mb_s * 1e6
         checks = LinkChecks(canary, rank.link.call, floor)
-        self.peers = PeerDirectory(config, info, connectors, checks)
+        self.peers = PeerDirectory(config, info, connectors, checks, rank.ready.content_parts)
         self.pull_threads = PullThreads(config.pull_threads)
         self.adoptions: set[Adoption] = set()  # whose task runs, with a slot or without
         self.fills: set[PageFill] = set()  # that run, with a slot or without

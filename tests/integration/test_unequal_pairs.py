@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from paceline.core.kv_layout import head_ranges
-from tests.support.fake_router import Attachment, make_request, run_split
+from tests.support.fake_router import Attachment, make_hint, make_request, run_split
 from tests.support.mock_model import write_mock_model
 from tests.support.worker_pair import FAST, is_free
 from tests.support.workers import WorkerProcess, start_worker, wait_for
@@ -63,10 +63,23 @@ async def hand_over(source: WorkerProcess, reader: WorkerProcess, tokens: list[i
     assert reader.metric("paceline_transfer_bytes_total") > pulled
 
 
+async def pull_back(source: WorkerProcess, reader: WorkerProcess) -> None:
+    """The next turn of a conversation: prefill takes what decode has made."""
+    async with Attachment(source.endpoint) as prefill, Attachment(reader.endpoint) as decode:
+        first = make_request(decode.info, prompt(100, 5), max_tokens=40, ignore_eos=True)
+        said = first.token_ids[:] + (await decode.run(first).until_ended()).output()
+        again = make_request(prefill.info, [*said, *prompt(20, 6)], max_tokens=6, ignore_eos=True)
+        hint = make_hint(again, decode, prefill, num_blocks=(len(said) - 1) // 16)
+        log = await prefill.run(again, [hint]).until_ended()
+        assert log.emissions[0].num_cached_tokens == (len(said) - 1) // 16 * 16
+        whole = make_request(decode.info, again.token_ids, max_tokens=6, ignore_eos=True)
+        assert log.output() == (await decode.run(whole).until_ended()).output()
+
+
 async def test_sglang_33309_a_cached_prefix_reaches_another_sharding_whole(tmp_path: Path) -> None:
     """https://github.com/sgl-project/sglang/pull/33309: one rank prefills, two decode; the cached
     prefix went early, and the rest was laid out wrong."""
-    sizes = {"num_hidden_layers": 3, "num_key_value_heads": 4}
+    sizes = {"num_hidden_layers": 3, "num_key_value_heads": 4, "token_s": 0.002}
     layouts: dict[str, Any] = {"prefill_1": {}, "decode_2": {"num_ranks": 2}}
     with running(tmp_path, sizes, **layouts) as workers:
         source, reader = workers["prefill_1"], workers["decode_2"]
@@ -76,6 +89,7 @@ async def test_sglang_33309_a_cached_prefix_reaches_another_sharding_whole(tmp_p
         await hand_over(source, reader, prompt(4 * 16, 1) + prompt(3 * 16, 2))
         await hand_over(source, reader, prompt(4 * 16, 1) + prompt(3 * 16 + 5, 3))  # with a tail
         await hand_over(source, reader, prompt(7, 4))  # nothing but a tail
+        await pull_back(source, reader)
 
 
 SEVERAL_HEADS: dict[str, Any] = {"num_hidden_layers": 4, "num_key_value_heads": 8}

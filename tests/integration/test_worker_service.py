@@ -243,6 +243,36 @@ async def test_another_model_is_refused_by_name(worker: WorkerProcess) -> None:
     assert isinstance(error, IncompatiblePeer) and error.field == "content_digest"
 
 
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        ({"weights": "00"}, "weights"),
+        ({"kv_dtype": "bfloat16"}, "kv_dtype"),
+        ({"config": "00", "weights": "00"}, "config"),
+        ({"quantization": "00"}, "quantization"),
+        ({"weights": "0" * 10_000, "unheard_of": "1"}, "weights"),
+    ],
+)
+async def test_what_differs_of_another_model_is_named(
+    worker: WorkerProcess, changed: dict[str, str], field: str
+) -> None:
+    """Before a transport's address is told."""
+    async with connect(worker.endpoint) as channel:
+        stub = kv_pb2_grpc.KvTransferServiceStub(channel)  # type: ignore[no-untyped-call]
+        async with Attachment(worker.endpoint) as router:
+            digest = router.info.content_digest
+        same = kv_pb2.DescribeRequest(content_digest=digest)
+        parts = dict((await stub.Describe(same, metadata=token())).content_parts)
+        assert parts["kv_dtype"] == "float32"
+        other = kv_pb2.DescribeRequest(content_digest="ab" * 32, content_parts={**parts, **changed})
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.Describe(other, metadata=token())
+    error = error_of(refused.value)
+    assert isinstance(error, IncompatiblePeer) and error.field == field
+    assert all(name in error.message for name in set(changed) & set(parts))
+    assert len(error.message) < 400
+
+
 async def test_health_and_reflection_answer(worker: WorkerProcess) -> None:
     async with connect(worker.endpoint) as channel:
         health = health_pb2_grpc.HealthStub(channel)

@@ -8,16 +8,25 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class DescribeRequest(_message.Message):
-    __slots__ = ("reader_worker", "reader_incarnation", "content_digest", "layout_digest")
+    __slots__ = ("reader_worker", "reader_incarnation", "content_digest", "layout_digest", "content_parts")
+    class ContentPartsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     READER_WORKER_FIELD_NUMBER: _ClassVar[int]
     READER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     CONTENT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_PARTS_FIELD_NUMBER: _ClassVar[int]
     reader_worker: str
     reader_incarnation: str
     content_digest: str
     layout_digest: str
-    def __init__(self, reader_worker: _Optional[str] = ..., reader_incarnation: _Optional[str] = ..., content_digest: _Optional[str] = ..., layout_digest: _Optional[str] = ...) -> None: ...
+    content_parts: _containers.ScalarMap[str, str]
+    def __init__(self, reader_worker: _Optional[str] = ..., reader_incarnation: _Optional[str] = ..., content_digest: _Optional[str] = ..., layout_digest: _Optional[str] = ..., content_parts: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class TransportAddress(_message.Message):
     __slots__ = ("name", "address")
@@ -66,7 +75,14 @@ class RankPages(_message.Message):
     def __init__(self, first_head: _Optional[int] = ..., num_heads: _Optional[int] = ..., first_page: _Optional[int] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "content_digest", "layout_digest", "groups", "num_pages", "transports", "canary", "layers", "ranks")
+    __slots__ = ("worker_id", "incarnation", "content_digest", "layout_digest", "groups", "num_pages", "transports", "canary", "layers", "ranks", "content_parts")
+    class ContentPartsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     CONTENT_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +93,7 @@ class DescribeResponse(_message.Message):
     CANARY_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_PARTS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: str
     content_digest: str
@@ -87,7 +104,8 @@ class DescribeResponse(_message.Message):
     canary: _containers.RepeatedCompositeFieldContainer[PageRef]
     layers: _containers.RepeatedCompositeFieldContainer[LayerPlace]
     ranks: _containers.RepeatedCompositeFieldContainer[RankPages]
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., content_digest: _Optional[str] = ..., layout_digest: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[PageGroup, _Mapping]]] = ..., num_pages: _Optional[int] = ..., transports: _Optional[_Iterable[_Union[TransportAddress, _Mapping]]] = ..., canary: _Optional[_Iterable[_Union[PageRef, _Mapping]]] = ..., layers: _Optional[_Iterable[_Union[LayerPlace, _Mapping]]] = ..., ranks: _Optional[_Iterable[_Union[RankPages, _Mapping]]] = ...) -> None: ...
+    content_parts: _containers.ScalarMap[str, str]
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., content_digest: _Optional[str] = ..., layout_digest: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[PageGroup, _Mapping]]] = ..., num_pages: _Optional[int] = ..., transports: _Optional[_Iterable[_Union[TransportAddress, _Mapping]]] = ..., canary: _Optional[_Iterable[_Union[PageRef, _Mapping]]] = ..., layers: _Optional[_Iterable[_Union[LayerPlace, _Mapping]]] = ..., ranks: _Optional[_Iterable[_Union[RankPages, _Mapping]]] = ..., content_parts: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class ProgressRequest(_message.Message):
     __slots__ = ("ticket", "first_blocks")

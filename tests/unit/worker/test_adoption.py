@@ -140,7 +140,7 @@ class Rank:
     """Remembers what it was sent, and how much of that before it was closed."""
 
     def __init__(self) -> None:
-        self.ready = SimpleNamespace(num_pages=8, canary=None, page_bytes=1)
+        self.ready = SimpleNamespace(num_pages=8, canary=None, content_parts={})
         self.process = SimpleNamespace(pid=os.getpid())
         self.sent: list[object] = []
         self.link = SimpleNamespace(send=self.sent.append, call=None, last_step_unix_us=1)

@@ -96,7 +96,7 @@ async def endpoint(source: Source) -> AsyncIterator[str]:
 async def peers() -> AsyncIterator[PeerDirectory]:
     info = worker_pb2.WorkerInfo(worker_id="me", content_digest="ab", layout_digest="01")
     config = WorkerConfig(secret=SECRET, model="/")
-    directory = PeerDirectory(config, info, FakeConnectors(), FakeChecks())  # type: ignore[arg-type]
+    directory = PeerDirectory(config, info, FakeConnectors(), FakeChecks(), {})  # type: ignore[arg-type]
     yield directory
     await directory.close()
 

@@ -42,7 +42,7 @@ class Source:
         self.unpinned: list[tuple[int, int]] = []
         self.pinned: asyncio.Future[Pinned] | None = None  # answers Pin
         rank: Any = SimpleNamespace(
-            ready=SimpleNamespace(num_pages=NUM_PAGES, canary=None, page_bytes=1),
+            ready=SimpleNamespace(num_pages=NUM_PAGES, canary=None, content_parts={}),
             process=SimpleNamespace(pid=os.getpid()),
             link=SimpleNamespace(send=lambda _: None, call=self.call, last_step_unix_us=1),
         )
