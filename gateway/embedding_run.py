@@ -75,8 +75,12 @@ class EmbeddingRun:
         for vector in self._found:
             if vector is None:
                 self._metrics.choice_ended(FinishReason.CANCELLED)
-        self._metrics.prompt_tokens_cached.inc(self.record.num_cached_tokens)
+        record = self.record
+        self._metrics.prompt_tokens_cached.inc(record.num_cached_tokens)
         self._metrics.e2e.observe(now_s() - self._deadline.started_s)
+        if record.times.has_token:
+            num_computed = max(0, record.num_prompt_tokens - record.num_cached_tokens)
+            self._metrics.request_ended(record.times, num_computed)
 
     def _submit_more(self, waiting: Iterator[tuple[int, EmbeddingJob]]) -> None:
         while len(self._running) < MAX_AT_ONCE and (following := next(waiting, None)) is not None:
@@ -98,8 +102,7 @@ class EmbeddingRun:
             raise EngineFailure(f"an embedding came with {len(emission.embedding)} bytes")
         self._found[index] = form.shape(emission.embedding)
         self.record.num_cached_tokens += emission.num_cached_tokens
-        self.record.times.first(emission, now_s())
-        self.record.times.last_s = now_s()
+        self.record.times.vector(emission, now_s())
         if emission.HasField("placement"):
             self.record.placements.append(emission.placement)
         self._metrics.embedding_made()

@@ -229,7 +229,8 @@ class Generation:
             self._note_last()
             lengths = [choice.num_tokens for running in self._all for choice in running.choices]
             num_computed = max(0, self.num_prompt_tokens - self.num_cached_tokens)
-            self._metrics.request_ended(self._times, lengths, num_computed)
+            self._metrics.request_ended(self._times, num_computed)
+            self._metrics.generation_ended(self._times, lengths)
 
     def _note_last(self) -> None:
         for running in self._all:

@@ -107,19 +107,20 @@ class ModelMetrics:
     def choice_ended(self, reason: FinishReason) -> None:
         self._success[reason].inc()
 
-    def request_ended(
-        self, times: RequestTimes, lengths: Sequence[int], num_computed_tokens: int
-    ) -> None:
-        """Of one that had a token: tokens of its choices, and those of prompts not cached."""
-        num_tokens, num_choices = sum(lengths), len(lengths)
-        self._request_longest.observe(max(lengths))
+    def request_ended(self, times: RequestTimes, num_computed_tokens: int) -> None:
+        """Of one that had a token or a vector: the tokens of its prompts that were not cached."""
         self._request_computed.observe(num_computed_tokens)
         for stage, seconds in times.stages().items():
             self._stages[stage].observe(seconds)
         self._queue.observe(times.queue_s)
         self._prefill.observe(times.prefill_s)
-        self._decode.observe(times.decode_s)
         self._inference.observe(times.prefill_s + times.decode_s)
+
+    def generation_ended(self, times: RequestTimes, lengths: Sequence[int]) -> None:
+        """Of one that had a token: those of its choices."""
+        num_tokens, num_choices = sum(lengths), len(lengths)
+        self._decode.observe(times.decode_s)
+        self._request_longest.observe(max(lengths))
         self._request_generation.observe(num_tokens)
         if num_tokens > num_choices:
             self._time_per_token.observe(times.decode_s * num_choices / (num_tokens - num_choices))

@@ -20,6 +20,7 @@ class RequestTimes:
         "_pull_us",
         "_queue_us",
         "arrived_s",
+        "decodes",
         "first_s",
         "is_sent",
         "last_s",
@@ -32,6 +33,7 @@ class RequestTimes:
         self.first_s: float | None = None
         self._queue_us = self._prefill_us = self._pull_us = 0
         self.is_sent = False
+        self.decodes = True  # until a vector comes: embeddings have no such stage
         self.last_s = arrived_s  # when the last emission came
         self.second_token_s = 0.0  # the wait for the second token of a split request
 
@@ -48,6 +50,11 @@ class RequestTimes:
             self._queue_us = max(self._queue_us, emission.prompt_times.queue_us)
             self._prefill_us = max(self._prefill_us, emission.prompt_times.prefill_us)
         self._pull_us = max(self._pull_us, emission.pull_us)
+
+    def vector(self, emission: Emission, now_s: float) -> None:
+        """The only emission of an input to embed: nothing is decoded after it."""
+        self.first(emission, now_s)
+        self.last_s, self.decodes = now_s, False
 
     def pulled(self, pull_us: int, waited_s: float) -> None:
         """A later emission tells how long pulls took; the one before came `waited_s` ago."""
@@ -68,7 +75,9 @@ class RequestTimes:
 
     @property
     def decode_s(self) -> float:
-        return max(0.0, self.last_s - (self.last_s if self.first_s is None else self.first_s))
+        if self.first_s is None or not self.decodes:
+            return 0.0
+        return max(0.0, self.last_s - self.first_s)
 
     def stages(self) -> dict[str, float]:
         """Seconds of each stage that there was."""
@@ -76,8 +85,9 @@ class RequestTimes:
             "prepare": max(0.0, self.sent_s - self.arrived_s),
             "queue": self.queue_s,
             "prefill": self.prefill_s,
-            "decode": self.decode_s,
         }
+        if self.decodes:
+            found["decode"] = self.decode_s
         if self._pull_us:
             found["pull"] = self._pull_us / 1e6
         if self.second_token_s:

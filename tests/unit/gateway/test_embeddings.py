@@ -194,8 +194,34 @@ async def test_they_are_counted_and_shown_to_operators(deployment: Deployment) -
     assert (shown["prompt_tokens"], shown["cached_tokens"], shown["choices"]) == (3, 2, 2)
 
 
+async def test_their_stages_are_counted_as_operators_see_them(deployment: Deployment) -> None:
+    """Nothing is decoded, so there is no such stage, however far vectors lie apart."""
+    deployment.router.reply = lambda request: Reply([], delay_s=0.05 * len(request.token_ids))
+    before = generate_latest(deployment.gateway.serving.metrics.registry).decode()
+    assert (await post(deployment, ["ab", "c"])).status_code == 200
+    after = (await deployment.http.get("/metrics")).text
+    shown = json.loads(deployment.gateway.serving.requests_page())["ended"][0]["stages_ms"]
+    assert set(shown) == {"prepare", "queue", "prefill"}
+    for stage in ("prepare", "queue", "prefill", "pull", "second_token", "decode"):
+        labels = f'{{model_name="mock",stage="{stage}"}}'
+        count, total = (
+            value(after, f"{name}{labels}") - value(before, f"{name}{labels}")
+            for name in (
+                "paceline_request_stage_seconds_count",
+                "paceline_request_stage_seconds_sum",
+            )
+        )
+        assert count == (stage in shown), stage
+        assert 1000 * total == pytest.approx(shown.get(stage, 0.0), abs=0.01), stage
+    computed = "vllm:request_prefill_kv_computed_tokens_sum"
+    assert value(after, computed) == value(before, computed) + 3
+    for name in ("vllm:request_decode_time_seconds", "vllm:request_generation_tokens"):
+        assert value(after, f"{name}_count") == value(before, f"{name}_count"), name
+
+
 def value(text: str, name: str) -> float:
-    found = [line for line in text.splitlines() if line.startswith(name + "{")]
+    start = name if name.endswith("}") else name + "{"
+    found = [line for line in text.splitlines() if line.startswith(start)]
     return sum(float(line.rsplit(" ", 1)[1]) for line in found)
 
 
