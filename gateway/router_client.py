@@ -205,7 +205,7 @@ class RouterClient:
         submission = part.submission
         if not submission.live(part):
             return
-        if not submission.may_move:
+        if not submission.may_move(part):
             error = Unavailable("the request could not be completed", retry_after_s=_RETRY_AFTER_S)
             self._fail(submission.slot, error)
             return

@@ -55,9 +55,12 @@ class Submission:
         self._next_epoch = 0
         self._deadline_s = _now_s() + request.budget_ms / 1000
 
-    @property
-    def may_move(self) -> bool:
-        return self.num_losses <= MAX_LOSSES and self._next_epoch <= MAX_EPOCH
+    def may_move(self, part: Part) -> bool:
+        """Each router that goes on with something of it needs an epoch, also of what waits."""
+        waiting = [one for one in self.parts if one.link is None and one is not part]
+        num_wanted = sum(bool(self.live(one)) for one in waiting) + len(self._groups(part))
+        has_epochs = self._next_epoch + num_wanted <= MAX_EPOCH + 1
+        return self.num_losses <= MAX_LOSSES and has_epochs
 
     def deliver(self, emission: Emission) -> bool:
         """False: the client lags too far behind."""
@@ -80,15 +83,18 @@ class Submission:
         return tuple(choice for choice in part.choices if choice in self.logs)
 
     def rest_of(self, part: Part, slots: Iterator[int]) -> list[Part]:
-        """In the place of a part that its router has not finished. Once there are tokens each
-        choice goes on by itself."""
+        """In the place of a part that its router has not finished."""
         self.parts.remove(part)
-        live = self.live(part)
-        is_whole = not any(self.logs[choice] for choice in live)
-        groups = [live] if is_whole else [(choice,) for choice in live]
-        parts = [Part(self, next(slots), group) for group in groups if group]
+        parts = [Part(self, next(slots), group) for group in self._groups(part)]
         self.parts += parts
         return parts
+
+    def _groups(self, part: Part) -> list[tuple[int, ...]]:
+        """Of its choices, as they go on: each by itself once there are tokens."""
+        live = self.live(part)
+        if live and not any(self.logs[choice] for choice in live):
+            return [live]
+        return [(choice,) for choice in live]
 
     def for_router(self, part: Part) -> TokenRequest:
         """Under the next epoch: the prompt, and the tokens so far, which are never drawn again."""

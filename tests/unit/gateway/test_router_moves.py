@@ -103,6 +103,23 @@ async def test_choices_go_on_by_themselves_and_ended_ones_stay_ended(model_dir: 
         assert len({request.request_id for request in moved}) == 1
 
 
+@pytest.mark.parametrize(("num_epochs", "status"), [(3, 503), (4, 200)])
+async def test_a_move_that_wants_more_epochs_than_are_left_is_not_begun(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, num_epochs: int, status: int
+) -> None:
+    """A router would refuse the last one: for the client that is nothing that it did."""
+    monkeypatch.setattr("paceline.gateway.submission.MAX_EPOCH", num_epochs - 1)
+    async with two_routers(model_dir) as (deployment, old, new):
+        old.reply = lambda _: bytes_reply(TEXT.encode(), interval_s=0.2)
+        asked = asyncio.create_task(deployment.chat(n=3))
+        await until_sent(old, 1)
+        await asyncio.sleep(0.3)
+        old.cut()
+        answer = await asked
+        assert answer.status_code == status, answer.text
+        assert len(new.submissions) == (3 if status == 200 else 0)
+
+
 async def test_a_request_that_ends_its_routers_is_given_up(model_dir: Path) -> None:
     async with running(model_dir) as deployment:
         router = deployment.router
