@@ -5,9 +5,10 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from paceline.engine.messages import Load, StepOutput
-from paceline.worker.rank_watch import MAX_STEP_S, RankWatch
+from paceline.worker.rank_watch import COMPUTING_S, MAX_STEP_S, RankWatch, cpu_time_s
 
 NOBODY = 1 << 30  # no process has this number
 
@@ -31,6 +32,15 @@ def _process(work: str) -> Iterator[int]:
     finally:
         process.kill()
         process.communicate()
+
+
+def _let_compute(pid: int) -> None:
+    """As long as it takes on this machine until a watch must see it."""
+    stat = Path(f"/proc/{pid}/task/{pid}/stat")
+    before, deadline = cpu_time_s(stat), time.monotonic() + 30
+    while cpu_time_s(stat) - before < 2 * COMPUTING_S:
+        assert time.monotonic() < deadline, "it does not run"
+        time.sleep(0.01)
 
 
 def test_beats_without_an_answer_add_up_until_a_round() -> None:
@@ -61,14 +71,11 @@ def test_answers_beside_a_loop_that_hangs_are_none() -> None:
 
 def test_a_long_step_on_the_cpu_is_no_hang_and_a_sleep_is_one() -> None:
     with _process("while True: pass") as busy, _process("import time; time.sleep(60)") as idle:
-        time.sleep(0.5)
         computing, hanging = _watch(busy), _watch(idle)
-        for _ in range(3):
+        for _ in range(4):
+            _let_compute(busy)
             computing.beat()
             hanging.beat()
-            time.sleep(0.3)
-        computing.beat()
-        hanging.beat()
         assert computing.quiet_s == 0 and computing.rounds == 4
         assert hanging.quiet_s >= 3
 
@@ -78,7 +85,7 @@ def test_on_a_device_a_loop_that_spins_is_a_hang_from_the_first_step_on() -> Non
     with _process("while True: pass") as busy:
         watch = RankWatch(1.0, busy, on_cpu=False)
         for _ in range(2):
-            time.sleep(0.3)
+            _let_compute(busy)
             watch.beat()
         assert (watch.rounds, watch.quiet_s) == (0, 2)
 
@@ -87,7 +94,7 @@ def test_a_loop_that_spins_for_ever_is_a_hang_in_the_end() -> None:
     with _process("while True: pass") as busy:
         watch = RankWatch(MAX_STEP_S / 2, busy, on_cpu=True)
         for _ in range(3):
-            time.sleep(0.3)
+            _let_compute(busy)
             watch.beat()
         assert watch.rounds == 1 and watch.quiet_s == MAX_STEP_S
 
