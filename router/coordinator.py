@@ -221,6 +221,7 @@ class Coordinator:
         if attempt.num_cached_tokens is not None:
             self._metrics.cached_predicted.inc(attempt.num_predicted_tokens)
             self._metrics.cached_real.inc(attempt.num_cached_tokens)
+            self._placer.pulls.observe(attempt.hints, attempt.num_cached_tokens)
         if attempt.reserved_s is not None:
             self._metrics.admission.observe(attempt.reserved_s)
         if attempt.prompt_s is not None and attempt.cost is not None:

@@ -22,7 +22,7 @@ from paceline.router.fleet import Fleet, Revision
 from paceline.router.lineup import Turn
 from paceline.router.mirror import HeldBlocks
 from paceline.router.planner import Job, Plan, Whole, plan
-from paceline.router.prefix_hints import Hints, hints_for
+from paceline.router.prefix_hints import Hints, PullYield, hints_for
 from paceline.router.request import Request
 from paceline.router.worker_session import WorkerSession
 
@@ -93,6 +93,7 @@ class Placer:
         self._fleet = fleet
         self._lookup = lookup
         self._rng = rng
+        self.pulls = PullYield()
         self.decisions = DecisionLog()
 
     def digest_of(self, request: Request) -> str:
@@ -147,7 +148,10 @@ class Placer:
         prefill, decode = self._sides(revision, job, now, num_at_most)
         prefill = self._fleet.open_now(prefill, now, num_at_most)
         decode = self._fleet.open_now(decode, now, num_at_most)
-        return plan(job, prefill, decode, cached, self._config.split_min_tokens, self._rng)
+        elsewhere = HASH_BLOCK_TOKENS * max(line.held.in_pool.values(), default=0) if cached else 0
+        spared = self.pulls.spared(cached, [*prefill, *decode], min(elsewhere, job.num_tokens - 1))
+        split_min_tokens = self._config.split_min_tokens
+        return plan(job, prefill, decode, cached, split_min_tokens, self._rng, spared)
 
     def _sides(
         self, revision: Revision, job: Job, now: float, num_tokens: int

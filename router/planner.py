@@ -195,21 +195,27 @@ def plan(
     cached: Mapping[W, int],
     split_min_tokens: int,
     rng: random.Random,
+    spared: Mapping[W, int] | None = None,
 ) -> Plan | None:
     """The plan for `job` among those open to it; None when no worker can take it now.
 
-    `cached`: tokens of the job that those hold which hold any.
+    `cached`: tokens of the job that those hold which hold any; `spared`: and what pulls from others
+    would spare them, where it is computed.
     """
+    spared = cached if spared is None else spared
     prefill, decode = _able(job, prefill), _able(job, decode)
     if job.num_remaining <= 1 and (prefill or decode):
-        return Whole(*choose(job, [*prefill, *decode], cached, 1.0, rng))
+        return Whole(*choose(job, [*prefill, *decode], spared, 1.0, rng))
     if not decode:
         return None
     may_split = bool(prefill) and job.may_split
-    reader, readers = choose(job, decode, cached, PULL_COST if may_split else 1.0, rng)
+    if may_split:
+        reader, readers = choose(job, decode, cached, PULL_COST, rng)
+    else:
+        reader, readers = choose(job, decode, spared, 1.0, rng)
     if not may_split or job.num_tokens - reader.num_cached_tokens <= split_min_tokens:
         return Whole(reader, readers)
-    source, sources = choose(job, prefill, cached, 1.0, rng)
+    source, sources = choose(job, prefill, spared, 1.0, rng)
     return Split(source, reader, sources + readers)
 
 

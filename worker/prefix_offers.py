@@ -40,10 +40,10 @@ class Offer:
     num_missing: int
     price: Price
 
-    @property
-    def timeout_s(self) -> float:
-        """Never longer than computing takes; less where a pull only shows how long it takes."""
-        longest_s = self.price.compute_s
+    def timeout_s(self, num_blocks: int) -> float:
+        """For a pull of so many. Never longer than computing takes; less where a pull only shows
+        how long it takes."""
+        longest_s = self.price.compute_s * num_blocks / self.num_missing
         return max(LEAST_S, longest_s if self.price.spared_s > 0 else min(longest_s, TRIAL_S))
 
     @property

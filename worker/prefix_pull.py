@@ -55,7 +55,7 @@ class PrefixPull:
         self._puller: RangePuller | None = None
         self._task: asyncio.Task[Outcome] | None = None
         self._num_pages = 0
-        self._num_blocks = 0  # of the first page group
+        self._came: set[int] = set()  # blocks, of one page group at least
 
     @property
     def is_copying(self) -> bool:
@@ -63,9 +63,9 @@ class PrefixPull:
 
     async def pull(self, wanted: Sequence[Wanted], tell: Tell) -> None:
         started = time.monotonic()
-        num_blocks = sum(one.group == 0 for one in wanted)
+        num_blocks = len({one.block for one in wanted})
         self._task = asyncio.create_task(self._pull(wanted, tell))
-        await asyncio.wait((self._task,), timeout=self._offer.timeout_s)
+        await asyncio.wait((self._task,), timeout=self._offer.timeout_s(num_blocks))
         is_late = not self._task.done()
         if is_late:
             self.stop()
@@ -76,9 +76,9 @@ class PrefixPull:
         if self._slot.trace is not None:
             self._slot.trace.adopts(self._offer.source[0])
             self._slot.trace.pulled(took_s)
-        self._slot.num_pulled_tokens = self._num_blocks * PAGE_TOKENS
+        self._slot.num_pulled_tokens = len(self._came) * PAGE_TOKENS
         offers = self._session.prefix_offers
-        offers.pulled(self._offer, outcome, num_blocks, self._num_blocks)
+        offers.pulled(self._offer, outcome, num_blocks, len(self._came))
         offers.learn(self._offer, outcome, took_s, self._num_pages)
 
     def stop(self) -> None:
@@ -120,7 +120,7 @@ class PrefixPull:
             for run in pulled:
                 tell(messages.Pulled(self._slot.number, run.group, run.first_block, run.checksums))
                 self._num_pages += len(run.checksums)
-                self._num_blocks += len(run.checksums) if run.group == 0 else 0
+                self._came.update(range(run.first_block, run.first_block + len(run.checksums)))
             if sum(len(run.checksums) for run in pulled) < sum(map(len, taken)):
                 return Outcome.MISSING
         return Outcome.PULLED

@@ -11,6 +11,7 @@ import pytest
 from paceline.core.keys import chain_keys, root_key, tenant_salt
 from paceline.rpc import records
 from paceline.v1 import worker_pb2
+from paceline.worker.ticket_check import check_ticket
 from tests.support.fake_worker import DIGEST, SECRET, FakeWorker
 from tests.support.redis_server import RedisServer, redis_server
 from tests.support.router_bench import Bench, Client, router_bench, until
@@ -158,6 +159,32 @@ async def test_the_tier_of_each_block_is_known(store: RedisServer) -> None:
         await publisher.publish("removed", _KEYS[2:], tier="file")
         await publisher.publish("removed", _KEYS[:1])
         await until(lambda: mirrors.blocks_by_tier(packed)[owner] == {"host": 7, "file": 2})
+
+
+async def test_who_computes_is_told_who_holds_more_of_the_prompt(store: RedisServer) -> None:
+    """From pools alone, by tickets that the holder takes; nobody is named who has no more."""
+    async with router_bench(store, split_min_tokens=0) as bench:
+        workers = {name: await bench.add(name) for name in ("p0", "d0", "d1", "d2")}
+        for name, num_blocks, tier in (("p0", 3, "device"), ("d0", 9, "device"), ("d1", 9, "host")):
+            publisher = Publisher(bench, workers[name])
+            await publisher.publish("stored", _KEYS[:num_blocks], tier=tier)
+        await Publisher(bench, workers["d2"]).publish("stored", _KEYS[:2])
+        held = bench.router.mirrors.held_blocks
+        await until(lambda: len(held(b"".join(_KEYS)).in_best_tier) == 4)
+        client = await bench.client()
+        await client.generate(prompt=_PROMPT)
+        (prefill,) = [c.prefill for c in workers["p0"].received if c.HasField("prefill")]
+        (hint,) = prefill.hints
+        assert (hint.num_blocks, hint.num_own_blocks) == (9, 3)
+        assert hint.source_endpoint == workers["d0"].info.endpoint
+        ticket = hint.ticket
+        check_ticket(workers["d0"].info, SECRET.encode(), ticket, source_is_here=True)
+        check_ticket(workers["p0"].info, SECRET.encode(), ticket, source_is_here=False)
+        await workers["d0"].die()
+        await until(lambda: bench.router.fleet.links["d0"].session is None)
+        await client.generate(prompt=_PROMPT)
+        prefill = [c.prefill for c in workers["p0"].received if c.HasField("prefill")][-1]
+        assert not prefill.hints
 
 
 async def test_llm_d_router_2853_a_restart_voids_what_the_worker_had(store: RedisServer) -> None:

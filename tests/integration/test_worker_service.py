@@ -1,6 +1,7 @@
 """What a worker shows to others beside requests: KV by name, health, its record, hard ports."""
 
 import asyncio
+import contextlib
 import statistics
 import time
 from collections.abc import Iterator
@@ -34,12 +35,19 @@ def redis_server() -> Iterator[RedisServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=["prefill", pytest.param("decode", marks=pytest.mark.slow)])
 def worker(
-    tmp_path_factory: pytest.TempPathFactory, redis_server: RedisServer
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    redis_server: RedisServer,
 ) -> Iterator[WorkerProcess]:
+    """Of either role: both give their prefix cache to others, by the same service."""
+    with contextlib.closing(redis.Redis.from_url(redis_server.url)) as store:
+        store.flushall()
     model = write_mock_model(tmp_path_factory.mktemp("service") / "model")
-    started = start_worker("prefill", model, worker_id="one", redis_url=redis_server.url, **FAST)
+    started = start_worker(
+        request.param, model, worker_id="one", redis_url=redis_server.url, **FAST
+    )
     try:
         started.wait_until_ready()
         yield started

@@ -13,7 +13,7 @@ from paceline.kv_transfer.base import Piece
 from paceline.kv_transfer.link_statistics import LinkStatistics
 from paceline.rpc import tickets
 from paceline.v1 import common_pb2, worker_pb2
-from paceline.worker.prefix_offers import Offer, PrefixOffers
+from paceline.worker.prefix_offers import LEAST_S, TRIAL_S, Offer, PrefixOffers
 from paceline.worker.pull_choice import FIRST_LATENCY_S, REMEASURE_S, LinkPrice, Outcome
 from tests.contract.pools import SMALL
 
@@ -199,8 +199,19 @@ def test_who_is_late_again_and_again_is_not_asked() -> None:
     num_late = 0
     while (offer := rig.choose(hint())) is not None:
         num_late += 1
-        rig.offers.learn(offer, Outcome.LATE, offer.timeout_s, num_pages=0)
+        rig.offers.learn(offer, Outcome.LATE, offer.timeout_s(50), num_pages=0)
     assert num_late == 2
+
+
+def test_a_pull_is_given_what_computing_its_blocks_takes() -> None:
+    rig = Rig(connected={HOLDER: link_of(1e9)})
+    offer = rig.choose(hint(num_own_blocks=20))
+    assert offer is not None
+    assert offer.timeout_s(30) == pytest.approx(0.48)
+    assert offer.timeout_s(50) == pytest.approx(0.8)  # its own blocks were evicted meanwhile
+    assert offer.timeout_s(1) == LEAST_S
+    slow = Rig(connected={HOLDER: link_of(1e4)}).choose(hint())
+    assert slow is not None and slow.timeout_s(50) == TRIAL_S
 
 
 async def test_who_cannot_be_reached_is_left_alone() -> None:

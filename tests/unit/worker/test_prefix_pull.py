@@ -178,7 +178,7 @@ async def test_a_late_copy_keeps_its_pages_and_not_its_request() -> None:
     peer = Peer()
     peer.may_read.clear()
     rig = Rig(peer, compute_s=0.05)
-    await until(lambda: rig.sent)
+    await until(lambda: bool(rig.sent))
     assert rig.sent == [Filled(5, is_copying=True)]
     assert rig.outcomes == [(Outcome.LATE, 4, 0)]
     assert not peer.unpinned, "it is still being read"
@@ -191,7 +191,7 @@ async def test_a_slot_that_ends_while_a_late_copy_goes_on_is_closed_once() -> No
     peer = Peer()
     peer.may_read.clear()
     rig = Rig(peer, compute_s=0.05)
-    await until(lambda: rig.sent)
+    await until(lambda: bool(rig.sent))
     assert rig.fill.stop()
     peer.may_read.set()
     assert await rig.finished() == [Filled(5, is_copying=True), TransferClosed(5)]
@@ -215,7 +215,7 @@ async def test_a_slot_that_ends_before_its_copy_ends_the_pull_at_once() -> None:
     peer = Peer()
     peer.may_pin.clear()
     rig = Rig(peer)
-    await until(lambda: peer.pins)
+    await until(lambda: bool(peer.pins))
     assert rig.fill.stop()
     assert await rig.finished() == [TransferClosed(5)]
     assert not peer.is_reading.is_set() and not rig.outcomes
