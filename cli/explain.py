@@ -143,6 +143,8 @@ def cost_of(worker: control_pb2.ConsideredWorker) -> str:
         "running": worker.running,
         "balance": worker.balance,
         "misses": worker.misses,
+        "pull": worker.pull,
     }
-    added = " + ".join(f"{name} {tokens:.0f}" for name, tokens in terms.items())
+    shown = {name: tokens for name, tokens in terms.items() if tokens or name == "uncached"}
+    added = " + ".join(f"{name} {tokens:.0f}" for name, tokens in shown.items())
     return f"{added} = {sum(terms.values()):.0f}, {worker.num_cached_tokens} cached"

@@ -33,6 +33,11 @@ class LinkStatistics:
         return self._group.page_bytes
 
     @property
+    def token_bytes(self) -> float:
+        """Of one page group."""
+        return self._group.page_bytes / self._group.page_tokens
+
+    @property
     def figures(self) -> LinkFigures:
         return self._figures
 

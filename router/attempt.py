@@ -95,11 +95,11 @@ class Attempt:
 
     @property
     def cost(self) -> float | None:
-        """Of the worker that computes the prompt, as it was planned, but for what others lose."""
+        """Of the worker that computes the prompt, as it was planned, up to the first token."""
         if not self.plan.considered:
             return None
         cost = self.plan.considered[0][1]  # who was taken comes first
-        return cost.total - cost.misses
+        return cost.total - cost.misses - cost.pull
 
     @property
     def num_predicted_tokens(self) -> int:

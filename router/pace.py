@@ -8,7 +8,8 @@ for its length, than that of a short one.
 
 from collections.abc import Sequence
 
-MIN_SEEN = 4  # prompts before anything is predicted
+MIN_SEEN = 4  # prompts before anything is predicted by them
+MAX_TOKEN_S = 10.0
 FADE = 0.98  # of a prompt's weight with each one after it
 MIN_NEW_TOKENS = 32  # of less the time is that of a step, not of its tokens
 USUAL_TOKENS = 4096  # of the prompt by which workers are compared
@@ -28,7 +29,16 @@ class PromptPace:
 
     @property
     def is_known(self) -> bool:
+        return self.token_s > 0 or self.pair_s > 0
+
+    @property
+    def is_learned(self) -> bool:
         return self._seen >= MIN_SEEN
+
+    def tell(self, token_s: float) -> None:
+        """What the worker says of its steps: until enough of its prompts were seen."""
+        if not self.is_learned and 0 < token_s < MAX_TOKEN_S:
+            self.token_s = token_s
 
     def seconds(self, num_new: int, num_cached: int) -> float:
         """0 while nothing is known."""
@@ -48,7 +58,7 @@ class PromptPace:
         self._nt = FADE * self._nt + num_new
         self._pt = FADE * self._pt + pairs
         self._seen += 1
-        if self.is_known:
+        if self.is_learned:
             self._fit()
 
     def _fit(self) -> None:
@@ -67,6 +77,9 @@ class PromptPace:
 
 
 def mean_pace(paces: Sequence[PromptPace]) -> PromptPace:
+    """Of those that were learned, if there are any: what workers tell is of the prompts and streams
+    that they happened to have."""
+    paces = [pace for pace in paces if pace.is_learned] or paces
     mean = PromptPace()
     mean.token_s = sum(pace.token_s for pace in paces) / len(paces)
     mean.pair_s = sum(pace.pair_s for pace in paces) / len(paces)
@@ -74,9 +87,9 @@ def mean_pace(paces: Sequence[PromptPace]) -> PromptPace:
 
 
 def costs(pace: PromptPace, usual: PromptPace) -> tuple[float, float]:
-    """Of a token and of a pair, in tokens of a usual prompt of a usual worker. Who is not known is
-    taken for usual, and small differences for chance."""
-    slowness = pace.usual_token_s / usual.usual_token_s if pace.is_known else 1.0
+    """Of a token and of a pair, in tokens of a usual prompt of a usual worker. Who has not been
+    learned is taken for usual, and small differences for chance."""
+    slowness = pace.usual_token_s / usual.usual_token_s if pace.is_learned else 1.0
     if abs(slowness - 1) < ALIKE:
         return usual.token_s / usual.usual_token_s, usual.pair_s / usual.usual_token_s
     unit = usual.usual_token_s * max(1.0, slowness / MAX_SLOWNESS)

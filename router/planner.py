@@ -7,6 +7,7 @@ Cost is counted in tokens of prefill, the currency of time to first token:
     + sent since the last report x others             what other routers sent meanwhile
     + BALANCE x tokens x share above fair             so that one warm worker is not the only one
     + MISS_TOKENS x hopes that are missed             for its ttft_ms, and itl_ms of those beside it
+    + what of the pull from there is not hidden       links.py
 
 Tokens that see many others, and those of a worker that is slower than its peers, count for more.
 
@@ -21,7 +22,7 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from paceline.core.kv_layout import PAGE_TOKENS
 
@@ -82,6 +83,12 @@ class Worker(Protocol):
     def num_hoping(self) -> int:
         """Streams of this router that hope for a time between tokens."""
 
+    def pull_costs(
+        self, sources: Any, num_tokens: int, computed: Sequence[float]
+    ) -> Sequence[float]:
+        """To pull so much from each, while the prompt costs it what it has computed. None: all the
+        same."""
+
     def misses(self, num_new: int, num_cached: int, now: float, due: float) -> float:
         """How many hopes would be missed because of a prompt of `num_new` tokens, its own for a
         first token at `due` included."""
@@ -107,6 +114,11 @@ class Candidate(NamedTuple):
     @property
     def waiting_cost(self) -> float:
         return self.token_cost * self.num_waiting_tokens
+
+    def pull_costs(
+        self, sources: Sequence["Candidate"], num_tokens: int, computed: Sequence[float]
+    ) -> Sequence[float]:
+        return ()
 
     def misses(self, num_new: int, num_cached: int, now: float, due: float) -> float:
         return 0.0
@@ -158,6 +170,7 @@ class Cost(NamedTuple):
     running: float  # streams that step together with it, and that its prompt stalls
     balance: float  # above its fair share of recent requests
     misses: float = 0.0  # of hopes, its own and of streams beside it
+    pull: float = 0.0  # what of the reader's pull from it is not hidden
 
     @property
     def total(self) -> float:
@@ -215,7 +228,8 @@ def plan(
         reader, readers = choose(job, decode, spared, 1.0, rng)
     if not may_split or job.num_tokens - reader.num_cached_tokens <= split_min_tokens:
         return Whole(reader, readers)
-    source, sources = choose(job, prefill, spared, 1.0, rng)
+    to = next(worker for worker in decode if worker.worker_id == reader.worker_id)
+    source, sources = choose(job, prefill, spared, 1.0, rng, (to, reader.num_cached_tokens))
     return Split(source, reader, sources + readers)
 
 
@@ -225,14 +239,18 @@ def choose(
     cached: Mapping[W, int],
     token_cost: float,
     rng: random.Random,
+    pull_to: tuple[W, int] | None = None,
 ) -> tuple[Candidate, tuple[Considered, ...]]:
     """The one to take, and the least costs. Of near ones the least busy is taken, ties by lot.
 
-    `token_cost`: of one that is not cached; less than 1 where it is pulled.
+    `token_cost`: of one that is not cached; less than 1 where it is pulled. `pull_to`: who will
+    pull the KV from it, and how many tokens it has.
     """
     terms, totals = _terms(job, workers, cached, token_cost)
     if token_cost == 1.0 and (job.due < math.inf or any(worker.num_hoping for worker in workers)):
         terms, totals = _with_misses(job, workers, cached, terms, totals)
+    if pull_to is not None:
+        terms, totals = _with_pulls(job, workers, pull_to, terms, totals)
     if job.others:
         share = job.others / (1 + job.others)
         adding = [share * rng.random() * uncached for uncached, *_ in terms]
@@ -299,6 +317,19 @@ def _with_misses(
         terms[i] = (*terms[i], MISS_TOKENS * misses)
         weighed[i] = totals[i] + MISS_TOKENS * misses
     return terms, weighed
+
+
+def _with_pulls(
+    job: Job, sources: Sequence[W], pull_to: tuple[W, int], terms: list[Terms], totals: list[float]
+) -> tuple[list[Terms], list[float]]:
+    """Costs with what of a pull from each is not hidden."""
+    reader, num_held = pull_to
+    pulls = reader.pull_costs(sources, job.num_tokens - num_held, [term[0] for term in terms])
+    if not pulls:
+        return terms, totals
+    pairs = zip(terms, pulls, strict=True)
+    terms = [(*those[:5], *(those[5:] or (0.0,)), pull) for those, pull in pairs]
+    return terms, [total + pull for total, pull in zip(totals, pulls, strict=True)]
 
 
 def _able(job: Job, workers: Sequence[W]) -> Sequence[W]:

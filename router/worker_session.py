@@ -6,17 +6,20 @@ be subtracted from the counters of the worker's next life.
 
 import asyncio
 import itertools
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
 from paceline.core.errors import PacelineError, Unavailable
 from paceline.router.hopes import chance_of_late, expected_misses
+from paceline.router.links import NOWHERE, Place, distance_cost, seen_cost
 from paceline.router.pace import PromptPace
 from paceline.rpc import convert
 from paceline.v1 import common_pb2, worker_pb2
 
 OUTBOX_LIMIT = 8192
+MAX_LINKS = 1024  # of a worker that are known
 STALL_STEPS = 10  # of its longest recent steps without a sign of its step loop: stuck
 MIN_STALL_S = 2.0  # but not before, when steps are due; keeps a pause below 3 s
 FIRST_STEP_S = 0.5  # assumed of a worker whose pace is unknown; its front vouches for longer ones
@@ -151,6 +154,8 @@ class WorkerSession:
         self.num_running = 0  # sequences there, by what it tells or what this router sent
         self.recent_requests = 0.0
         self.pace = PromptPace()
+        self.place: Place = (info.zone, info.node)
+        self.links: dict[str, float] = {}  # seconds a token, of its links to sources
         self.token_cost, self.pair_cost = 1.0, 0.0  # by its pace, see fleet.py
         self.cost_s = 0.0  # seconds of a unit; 0: nothing is known
         self.waiting_cost = 0.0  # of num_waiting_tokens
@@ -217,6 +222,22 @@ class WorkerSession:
             flight.cancel()
             flight.listener = _NOBODY
 
+    def pull_costs(
+        self, sources: Sequence["WorkerSession"], num_tokens: int, computed: Sequence[float]
+    ) -> list[float]:
+        """To pull so much from each, while the prompt costs it what it has computed. None: nothing
+        is known."""
+        if not self.links and self.place == NOWHERE:
+            return []
+        costs, seconds = [], self.links.get
+        for source, while_pulled in zip(sources, computed, strict=True):
+            unit_s, pull_s = source.cost_s, num_tokens * seconds(source.worker_id, 0.0)
+            costs.append(seen_cost(pull_s / unit_s, while_pulled) if unit_s else 0.0)
+        if self.place != NOWHERE:
+            distances = (distance_cost(self.place, source.place) for source in sources)
+            costs = [c + num_tokens * far for c, far in zip(costs, distances, strict=True)]
+        return costs
+
     def prompt_done(self, flight: Flight) -> None:
         """Nothing of its prompt is to be computed any more."""
         self.pending_tokens -= flight.pending_tokens
@@ -248,6 +269,11 @@ class WorkerSession:
         self.last_frame_at = now
         if frame.HasField("load"):
             self._take_load(frame.load, now)
+        if frame.links:
+            links = itertools.islice(frame.links, MAX_LINKS)
+            self.links = {
+                link.source: 1e-6 * link.token_us for link in links if 0 < link.token_us < math.inf
+            }
         flights = self.flights
         for emission in frame.emissions:
             flight = flights.get(emission.slot)
@@ -293,6 +319,7 @@ class WorkerSession:
             self.last_round_at = now
             self.quarantined_until = 0.0
         self.load = load
+        self.pace.tell(1e-6 * load.prompt_token_us)
         self.num_reported = load.num_running + load.num_waiting
         self.num_free_pages, self.num_pages = load.num_free_pages, load.num_pages
         self._crossed_tokens, self.unreported_tokens = self.unreported_tokens, 0

@@ -34,6 +34,7 @@ class WorkerConfig:
     port: int = setting(0, "gRPC port of WorkerService and KvTransferService; 0: a free one.")
     probe_port: int = setting(0, "HTTP port of /livez, /readyz and /metrics; 0: a free one.")
     advertise_host: str = setting("", "Host that routers and peers connect to; empty: host.")
+    place: str = setting("", "Where it runs, zone/node: decode pulls from near; empty: not said.")
     model: str = setting("", "Directory of the model: config.json and safetensors.")
     model_name: str = setting("", "Name that requests use; empty: the directory's name.")
     redis_url: str = setting("", "Where to register, redis://host:port; empty: nowhere.")

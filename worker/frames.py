@@ -53,6 +53,7 @@ def load_to_proto(load: messages.Load, step: int, rounds: int, draining: bool) -
         step=step,
         rounds=rounds,
         draining=draining,
+        prompt_token_us=1e6 * load.token_s,
     )
 
 

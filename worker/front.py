@@ -210,6 +210,7 @@ class Front:
     def _describe(self, rank: RankProcess) -> worker_pb2.WorkerInfo:
         ready = rank.ready
         host = self.config.advertise_host or self.config.host
+        zone, _, node = self.config.place.partition("/")
         return worker_pb2.WorkerInfo(
             worker_id=self.worker_id,
             incarnation=rank.incarnation,
@@ -225,6 +226,8 @@ class Front:
             num_pages=ready.num_pages,
             page_bytes=ready.page_bytes,
             most_pages=ready.most_pages,
+            zone=zone,
+            node=node,
         )
 
     # --- drain ---

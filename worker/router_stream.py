@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING
 
 from paceline.core.errors import PacelineError
@@ -60,13 +60,20 @@ class RouterStream:
         self._pending.ended_slots.append(router_slot)
         self._is_dirty = True
 
-    def flush(self, load: worker_pb2.Load, *, beat: bool = False) -> None:
+    def flush(
+        self,
+        load: worker_pb2.Load,
+        *,
+        beat: bool = False,
+        links: Iterable[worker_pb2.LinkFigure] = (),
+    ) -> None:
         """Queues what was added as one frame; a `beat` goes out even when nothing was."""
         if self.is_closed or not (self._is_dirty or beat):
             return
         frame, self._pending = self._pending, worker_pb2.WorkerFrame()
         self._is_dirty = False
         frame.load.CopyFrom(load)
+        frame.links.extend(links)
         self._num_bytes += frame.ByteSize()
         if self._queue.full() or self._num_bytes > MAX_QUEUED_BYTES:
             self.close(PacelineError("the router does not read its stream"))

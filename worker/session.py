@@ -26,6 +26,7 @@ from paceline.worker.frames import load_to_proto
 from paceline.worker.handoffs import HandoffTable
 from paceline.worker.leases import LeaseTable, PageLives
 from paceline.worker.link_checks import LinkChecks
+from paceline.worker.link_figures import link_figures
 from paceline.worker.metrics import WorkerMetrics
 from paceline.worker.page_fill import Origin, PageFill
 from paceline.worker.peers import PeerDirectory
@@ -280,12 +281,13 @@ class Session:
 
     def _sweep(self) -> None:
         load = self.load_now()
+        links = link_figures(self.peers.connected(), len(self.info.most_pages))
         oldest = time.monotonic() - self.config.silence_s
         for stream in list(self.streams):
             if stream.last_heard < oldest:
                 self.end_stream(stream, Unavailable("the router is silent"))
             else:
-                stream.flush(load, beat=True)
+                stream.flush(load, beat=True, links=links)
         self.unpin(self.leases.sweep())
         for handoff in self.handoffs.abandoned(self.leases.is_silent, time.time() * 1000):
             slot = self.slots.get(handoff.slot_number)

@@ -67,10 +67,7 @@ async def test_the_terms_of_each_worker_that_was_considered_are_printed(
             r" \(100 tokens, 8 to come\)",
             split,
         )
-        assert considered[0] == (
-            "  * prefill p0: uncached 100 + waiting 0 + unreported 0 + running 0 + balance 0"
-            " + misses 0 = 100, 0 cached"
-        )
+        assert considered[0] == "  * prefill p0: uncached 100 = 100, 0 cached"
         assert {line[4:14] for line in considered[1:]} == {"decode  d0", "decode  d1"}
         assert sorted(line[2] for line in considered[1:]) == [" ", "*"]
         assert "uncached 12 " in considered[1], "an eighth: it is pulled"

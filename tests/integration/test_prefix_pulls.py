@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from paceline.rpc import tickets
 from paceline.v1 import common_pb2, worker_pb2
 from tests.support.fake_router import Attachment, Hints, make_hint, make_request, run_split
+from tests.support.gateway_client import until
 from tests.support.worker_pair import Pair, Workers, workers
 from tests.support.workers import SECRET, WorkerProcess
 
@@ -110,6 +111,18 @@ async def test_a_split_conversation_computes_only_what_is_new(running: Workers) 
             assert split.output() == whole.output()
             num_known = len(said) + 39
             said = said + split.output() + text(40)
+
+
+async def test_routers_are_told_what_links_and_prompts_take(running: Workers) -> None:
+    async with running.attached("tcp") as pair:
+        turn = await first_turn(pair.prefill, num_outputs=1)
+        await has_computed(pair.decode)
+        hint = {"num_blocks": turn.num_known}
+        await answer(pair.decode, turn.tokens, pair.prefill, **hint)
+        source = pair.prefill.info.worker_id
+        await until(lambda: source in pair.decode.links, 10)  # beats tell it
+        assert 0 < pair.decode.links[source] < 1e6 * TOKEN_S
+        assert pair.prefill.load.prompt_token_us >= 1e6 * TOKEN_S
 
 
 async def test_decode_pulls_from_prefill_too(running: Workers) -> None:

@@ -46,7 +46,7 @@ def worker(
         store.flushall()
     model = write_mock_model(tmp_path_factory.mktemp("service") / "model")
     started = start_worker(
-        request.param, model, worker_id="one", redis_url=redis_server.url, **FAST
+        request.param, model, worker_id="one", place="z1/n7", redis_url=redis_server.url, **FAST
     )
     try:
         started.wait_until_ready()
@@ -68,6 +68,11 @@ def test_metrics_have_the_names_that_dashboards_know(worker: WorkerProcess) -> N
 def test_the_front_does_without_torch(worker: WorkerProcess) -> None:
     assert "libtorch" not in Path(f"/proc/{worker.pid}/maps").read_text()
     assert "libtorch" in Path(f"/proc/{worker.rank_pids()[0]}/maps").read_text()
+
+
+async def test_its_place_is_told_to_routers(worker: WorkerProcess) -> None:
+    async with Attachment(worker.endpoint) as router:
+        assert (router.info.zone, router.info.node) == ("z1", "n7")
 
 
 async def test_pages_are_pinned_by_name_and_released_by_silence(worker: WorkerProcess) -> None:

@@ -87,6 +87,7 @@ class Attachment:
         self.endpoint = endpoint
         self.info = worker_pb2.WorkerInfo()
         self.load = worker_pb2.Load()
+        self.links: dict[str, float] = {}  # microseconds a token, by source
         self.num_frames = 0
         self.last_heard = time.monotonic()
         self.closed: asyncio.Event = asyncio.Event()
@@ -182,6 +183,8 @@ class Attachment:
         self.num_frames += 1
         self.last_heard = time.monotonic()
         self.load = frame.load
+        if frame.links:
+            self.links = {link.source: link.token_us for link in frame.links}
         for emission in frame.emissions:
             self._slots[emission.slot].add(emission)
         for failure in frame.errors:

@@ -100,7 +100,7 @@ class Decision(_message.Message):
     def __init__(self, unix_ms: _Optional[int] = ..., request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., model: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_remaining: _Optional[int] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., considered: _Optional[_Iterable[_Union[ConsideredWorker, _Mapping]]] = ...) -> None: ...
 
 class ConsideredWorker(_message.Message):
-    __slots__ = ("worker_id", "is_prefill", "num_cached_tokens", "uncached", "waiting", "unreported", "running", "balance", "misses")
+    __slots__ = ("worker_id", "is_prefill", "num_cached_tokens", "uncached", "waiting", "unreported", "running", "balance", "misses", "pull")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     IS_PREFILL_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +110,7 @@ class ConsideredWorker(_message.Message):
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     BALANCE_FIELD_NUMBER: _ClassVar[int]
     MISSES_FIELD_NUMBER: _ClassVar[int]
+    PULL_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     is_prefill: bool
     num_cached_tokens: int
@@ -119,4 +120,5 @@ class ConsideredWorker(_message.Message):
     running: float
     balance: float
     misses: float
-    def __init__(self, worker_id: _Optional[str] = ..., is_prefill: _Optional[bool] = ..., num_cached_tokens: _Optional[int] = ..., uncached: _Optional[float] = ..., waiting: _Optional[float] = ..., unreported: _Optional[float] = ..., running: _Optional[float] = ..., balance: _Optional[float] = ..., misses: _Optional[float] = ...) -> None: ...
+    pull: float
+    def __init__(self, worker_id: _Optional[str] = ..., is_prefill: _Optional[bool] = ..., num_cached_tokens: _Optional[int] = ..., uncached: _Optional[float] = ..., waiting: _Optional[float] = ..., unreported: _Optional[float] = ..., running: _Optional[float] = ..., balance: _Optional[float] = ..., misses: _Optional[float] = ..., pull: _Optional[float] = ...) -> None: ...

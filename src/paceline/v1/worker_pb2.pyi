@@ -112,7 +112,7 @@ class Revoke(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "role", "endpoint", "model", "content_digest", "layout_digest", "serving_digest", "context_length", "vocab_size", "num_pages", "page_bytes", "transports", "signature", "most_pages", "hidden_size")
+    __slots__ = ("worker_id", "incarnation", "role", "endpoint", "model", "content_digest", "layout_digest", "serving_digest", "context_length", "vocab_size", "num_pages", "page_bytes", "transports", "signature", "most_pages", "hidden_size", "zone", "node")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -129,6 +129,8 @@ class WorkerInfo(_message.Message):
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     MOST_PAGES_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
+    ZONE_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: str
     role: Role
@@ -145,10 +147,12 @@ class WorkerInfo(_message.Message):
     signature: bytes
     most_pages: _containers.RepeatedScalarFieldContainer[int]
     hidden_size: int
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., endpoint: _Optional[str] = ..., model: _Optional[str] = ..., content_digest: _Optional[str] = ..., layout_digest: _Optional[str] = ..., serving_digest: _Optional[str] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., page_bytes: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., signature: _Optional[bytes] = ..., most_pages: _Optional[_Iterable[int]] = ..., hidden_size: _Optional[int] = ...) -> None: ...
+    zone: str
+    node: str
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., endpoint: _Optional[str] = ..., model: _Optional[str] = ..., content_digest: _Optional[str] = ..., layout_digest: _Optional[str] = ..., serving_digest: _Optional[str] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., page_bytes: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., signature: _Optional[bytes] = ..., most_pages: _Optional[_Iterable[int]] = ..., hidden_size: _Optional[int] = ..., zone: _Optional[str] = ..., node: _Optional[str] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "num_waiting_tokens", "num_free_pages", "num_pages", "step", "draining", "rounds")
+    __slots__ = ("num_running", "num_waiting", "num_waiting_tokens", "num_free_pages", "num_pages", "step", "draining", "rounds", "prompt_token_us")
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -157,6 +161,7 @@ class Load(_message.Message):
     STEP_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_US_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_waiting: int
     num_waiting_tokens: int
@@ -165,10 +170,11 @@ class Load(_message.Message):
     step: int
     draining: bool
     rounds: int
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_waiting_tokens: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_pages: _Optional[int] = ..., step: _Optional[int] = ..., draining: _Optional[bool] = ..., rounds: _Optional[int] = ...) -> None: ...
+    prompt_token_us: float
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_waiting_tokens: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_pages: _Optional[int] = ..., step: _Optional[int] = ..., draining: _Optional[bool] = ..., rounds: _Optional[int] = ..., prompt_token_us: _Optional[float] = ...) -> None: ...
 
 class WorkerFrame(_message.Message):
-    __slots__ = ("info", "emissions", "errors", "reserved", "busy", "load", "ended_slots")
+    __slots__ = ("info", "emissions", "errors", "reserved", "busy", "load", "ended_slots", "links")
     INFO_FIELD_NUMBER: _ClassVar[int]
     EMISSIONS_FIELD_NUMBER: _ClassVar[int]
     ERRORS_FIELD_NUMBER: _ClassVar[int]
@@ -176,6 +182,7 @@ class WorkerFrame(_message.Message):
     BUSY_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     ENDED_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
     info: WorkerInfo
     emissions: _containers.RepeatedCompositeFieldContainer[_common_pb2.Emission]
     errors: _containers.RepeatedCompositeFieldContainer[_common_pb2.SlotError]
@@ -183,7 +190,16 @@ class WorkerFrame(_message.Message):
     busy: _containers.RepeatedCompositeFieldContainer[Busy]
     load: Load
     ended_slots: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, info: _Optional[_Union[WorkerInfo, _Mapping]] = ..., emissions: _Optional[_Iterable[_Union[_common_pb2.Emission, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[_common_pb2.SlotError, _Mapping]]] = ..., reserved: _Optional[_Iterable[_Union[Reserved, _Mapping]]] = ..., busy: _Optional[_Iterable[_Union[Busy, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., ended_slots: _Optional[_Iterable[int]] = ...) -> None: ...
+    links: _containers.RepeatedCompositeFieldContainer[LinkFigure]
+    def __init__(self, info: _Optional[_Union[WorkerInfo, _Mapping]] = ..., emissions: _Optional[_Iterable[_Union[_common_pb2.Emission, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[_common_pb2.SlotError, _Mapping]]] = ..., reserved: _Optional[_Iterable[_Union[Reserved, _Mapping]]] = ..., busy: _Optional[_Iterable[_Union[Busy, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., ended_slots: _Optional[_Iterable[int]] = ..., links: _Optional[_Iterable[_Union[LinkFigure, _Mapping]]] = ...) -> None: ...
+
+class LinkFigure(_message.Message):
+    __slots__ = ("source", "token_us")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_US_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    token_us: float
+    def __init__(self, source: _Optional[str] = ..., token_us: _Optional[float] = ...) -> None: ...
 
 class Reserved(_message.Message):
     __slots__ = ("slot", "num_cached_tokens")

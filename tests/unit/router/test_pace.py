@@ -57,6 +57,27 @@ def test_nothing_is_said_before_enough_was_seen() -> None:
     assert pace.is_known and pace.seconds(1000, 0) > 0
 
 
+def test_what_the_worker_says_holds_until_enough_was_seen() -> None:
+    pace = PromptPace()
+    for wrong in (0.0, -1.0, float("nan"), float("inf")):
+        pace.tell(wrong)
+    assert not pace.is_known
+    pace.tell(1e-4)
+    assert pace.is_known and not pace.is_learned and pace.seconds(1000, 5000) == pytest.approx(0.1)
+    for _ in range(MIN_SEEN):
+        pace.note(1000, 0, 0.05)
+    pace.tell(1e-4)
+    assert pace.seconds(1000, 0) == pytest.approx(0.05)
+
+
+def test_a_worker_that_only_tells_is_taken_for_one_like_the_others() -> None:
+    learned, told = _learned(2e-5), PromptPace()
+    told.tell(9e-5)
+    assert mean_pace([learned, told]).usual_token_s == learned.usual_token_s
+    assert costs(told, learned) == costs(learned, learned)
+    assert mean_pace([told]).token_s == 9e-5
+
+
 def test_a_worker_that_becomes_slower_is_found_to_be() -> None:
     pace = _learned(2e-5)
     chance = random.Random(1)

@@ -3,11 +3,13 @@
 import random
 import statistics
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.router.links import seen_cost
 from paceline.router.planner import (
     MAX_WEIGHED,
     MISS_TOKENS,
@@ -112,6 +114,28 @@ def test_pulls_cost_no_stream_its_hope() -> None:
     reader = _Streams("d0", False, num_hoping=5)
     found = plan_among(Job(1000, 8), [_P0, reader, _D1._replace(num_running=1)], _RNG)
     assert found == Split(_P0, reader)
+
+
+class _Reader(Candidate):
+    """Over whose links a token costs what the source's name says."""
+
+    def pull_costs(
+        self, sources: Sequence[Candidate], num_tokens: int, computed: Sequence[float]
+    ) -> list[float]:
+        costs = [float(source.worker_id) for source in sources]
+        pairs = zip(costs, computed, strict=True)
+        return [seen_cost(num_tokens * cost, while_pulled) for cost, while_pulled in pairs]
+
+
+def test_decode_pulls_over_the_faster_link_unless_its_source_is_loaded() -> None:
+    reader, fast, slow = _Reader("d0", False), Candidate("0.1", True), Candidate("3", True)
+    found = plan_among(Job(1000, 8), [fast, slow, reader], _RNG)
+    assert found == Split(fast, reader)
+    assert found.considered[0][1].pull == 100 / 16
+    assert found.considered[1][1].pull == 2000 + 1000 / 16
+    assert found.considered[0][1].total == pytest.approx(1000 + 100 / 16)
+    loaded = fast._replace(num_waiting_tokens=2500)
+    assert plan_among(Job(1000, 8), [loaded, slow, reader], _RNG) == Split(slow, reader)
 
 
 def test_a_slow_worker_is_taken_when_the_others_have_more_to_do() -> None:

@@ -5,6 +5,7 @@ import pytest
 
 from paceline.core.errors import PacelineError
 from paceline.router.hopes import RECOVERY_S, slack_s
+from paceline.router.links import LAST_SHARE, NODE_COST, ZONE_COST
 from paceline.router.pace import MIN_SEEN
 from paceline.router.worker_session import OUTBOX_LIMIT, WorkerSession
 from paceline.v1 import common_pb2, worker_pb2
@@ -278,3 +279,43 @@ def test_tokens_that_see_many_others_count_for_more_while_they_wait() -> None:
         assert session.waiting_cost == pytest.approx(50_000 * (0.9 + 5e-5 * 70_000))
     _step(session, 3, 2.0)
     assert session.waiting_cost == 0
+
+
+def _at(zone: str, node: str, worker_id: str = "w") -> WorkerSession:
+    info = worker_pb2.WorkerInfo(worker_id=worker_id, incarnation="i", zone=zone, node=node)
+    return WorkerSession(info, 0.0)
+
+
+def _pull_cost(reader: WorkerSession, source: WorkerSession, computed: float) -> float:
+    """Of a thousand tokens."""
+    found = reader.pull_costs([_at("", "", "none"), source], 1000, [computed, computed])
+    return found[1] if found else 0.0
+
+
+def test_pulls_from_afar_cost_more() -> None:
+    here, beside, there = _at("z1", "n1"), _at("z1", "n2", "b"), _at("z2", "n1", "c")
+    assert _pull_cost(here, _at("z1", "n1", "a"), 1000) == 0
+    assert _pull_cost(here, beside, 1000) == pytest.approx(1000 * NODE_COST)
+    assert _pull_cost(here, there, 1000) == pytest.approx(1000 * ZONE_COST)
+    assert _pull_cost(here, _at("", "", "d"), 1000) == 0
+    assert _pull_cost(_at("", ""), there, 1000) == 0
+
+
+def test_what_a_worker_measured_of_its_links_counts() -> None:
+    reader, source = _session(), _at("", "", "p0")
+    source.cost_s = 2e-5
+    figures = [worker_pb2.LinkFigure(source="p0", token_us=10.0)]
+    reader.handle(worker_pb2.WorkerFrame(links=figures), 1.0)
+    reader.handle(worker_pb2.WorkerFrame(load=worker_pb2.Load(step=1)), 1.1)
+    assert _pull_cost(reader, source, 1000) == pytest.approx(500 * LAST_SHARE)
+    assert _pull_cost(reader, source, 100) == pytest.approx(400 + 100 * LAST_SHARE)
+    assert _pull_cost(reader, _at("", "", "p1"), 100) == 0
+
+
+def test_what_no_link_can_have_is_not_believed() -> None:
+    reader, source = _session(), _at("", "", "p0")
+    source.cost_s = 2e-5
+    for wrong in (float("nan"), float("inf"), -1.0):
+        figures = [worker_pb2.LinkFigure(source="p0", token_us=wrong)]
+        reader.handle(worker_pb2.WorkerFrame(links=figures), 1.0)
+        assert _pull_cost(reader, source, 1000) == 0

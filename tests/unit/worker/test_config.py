@@ -14,7 +14,7 @@ from tests.support.certificates import Mount
 
 
 def test_a_worker_has_few_settings() -> None:
-    assert len(dataclasses.fields(WorkerConfig)) <= 30
+    assert len(dataclasses.fields(WorkerConfig)) <= 31
 
 
 def test_a_missing_secret_says_which_variable_to_set(tmp_path: Path) -> None:
