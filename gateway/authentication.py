@@ -83,7 +83,7 @@ class Authentication:
             self._table = table
             self._complaint = ""
             self._is_valid.set(1)
-            logger.info("key_file_read", num_tenants=len(table.tenants))
+            logger.info("key file read", num_tenants=len(table.tenants))
         self._state = state
 
     def _read(self, before: TenantTable | None) -> TenantTable:
@@ -93,7 +93,7 @@ class Authentication:
         self._is_valid.set(0)
         if why != self._complaint:
             self._complaint = why
-            logger.error("key_file_is_wrong", why=why)
+            logger.error("key file is wrong", why=why)
 
 
 def _state_of(path: Path) -> _State | None:

@@ -55,7 +55,7 @@ class Endpoint(ABC, Generic[B]):
         except PacelineError as error:
             await exchange.fail(error)
         except Exception:  # the edge of the process: the caller gets no traceback
-            logger.exception("request_failed", tenant=exchange.tenant.digest)
+            logger.exception("request failed", tenant=exchange.tenant.digest)
             await exchange.fail(EngineFailure("internal error"))
 
     @abstractmethod

@@ -96,7 +96,7 @@ class Processes:
             if time.monotonic() - began_s > STEADY_S:
                 backoff_s = 0.0
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S) or FIRST_BACKOFF_S
-            logger.error("process_ended", process=number, why=str(why), again_in_s=backoff_s)
+            logger.error("process ended", process=number, why=str(why), again_in_s=backoff_s)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), backoff_s)
 
@@ -133,13 +133,13 @@ class Processes:
 
     def _listens(self, number: int) -> None:
         if number in self._listened:
-            logger.info("process_started_again", process=number)
+            logger.info("process started again", process=number)
             return
         self._listened.add(number)
         if len(self._listened) == self._config.processes:
             config = self._config
             ports = {"port": config.port, "grpc_port": config.grpc_port}
-            logger.info("all_listening", host=config.host, processes=config.processes, **ports)
+            logger.info("all listening", host=config.host, processes=config.processes, **ports)
 
     async def _drain(self, keepers: list[asyncio.Task[None]]) -> None:
         logger.info("stopping", timeout_s=self._config.drain_timeout_s)

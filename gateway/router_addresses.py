@@ -48,7 +48,7 @@ class RouterAddresses:
                 found = await addresses_of(endpoint)
         except (OSError, UnicodeError, TimeoutError) as error:
             why = str(error) or "the name service does not answer"
-            logger.info("router_not_found", router=endpoint, why=why)
+            logger.info("router not found", router=endpoint, why=why)
         else:
             self._last[endpoint] = [Address(endpoint, target) for target in found]
 

@@ -123,7 +123,7 @@ class RouterClient:
                     self._use(await self._search.find({self._last} if self._last else ()))
                 await self._until_left()
             except Exception:  # a client that ends here would never find a router again
-                logger.exception("router_client_failed")
+                logger.exception("router client failed")
                 await asyncio.sleep(_PAUSE_S)
 
     async def _until_left(self) -> None:

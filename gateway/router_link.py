@@ -117,7 +117,7 @@ class RouterLink:
     def _report(self, task: asyncio.Task[None]) -> None:
         """A fault of ours costs this stream and no more, and is never silent."""
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("router_link_failed", router=self.address.endpoint, exc_info=error)
+            logger.error("router link failed", router=self.address.endpoint, exc_info=error)
 
     async def _attach(self) -> None:
         """Serves the stream until it ends."""
@@ -136,9 +136,9 @@ class RouterLink:
                 async with asyncio.timeout(self._silence_s) as silence:
                     await self._serve(call, silence)
             except TimeoutError:
-                self._log("router_silent")
+                self._log("router silent")
             except grpc.aio.AioRpcError as error:
-                self._log("router_unreachable", error.code().name, error_of(error).message)
+                self._log("router unreachable", error.code().name, error_of(error).message)
             finally:
                 self._leave()
                 call.cancel()
@@ -156,12 +156,12 @@ class RouterLink:
 
     def _take(self, frame: RouterFrame) -> None:
         if frame.draining and not self.is_leaving:
-            self._log("router_draining")
+            self._log("router draining")
             self.drain()
         if frame.models_changed:
             self.models = list(frame.models)
             if not self.opened.done():
-                self._log("router_attached")
+                self._log("router attached")
                 self.opened.set_result(True)
         self._owner.take(self, frame)
 

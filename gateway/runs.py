@@ -40,7 +40,7 @@ class Runs:
             raise
         except Exception:
             ids, tenant = run.record.request_ids, run.record.tenant
-            logger.exception("request_failed", request_ids=ids, tenant=tenant)
+            logger.exception("request failed", request_ids=ids, tenant=tenant)
             failure = EngineFailure("internal error")
             raise failure from None
         finally:
@@ -64,7 +64,7 @@ class Runs:
         fields = record.fields(now)
         self._log.ended(fields)
         if self._log_requests:
-            logger.info("request_ended", **fields)
+            logger.info("request ended", **fields)
 
 
 def _outcome(run: Run, failure: PacelineError | None, deadline: Deadline) -> str:

@@ -53,7 +53,7 @@ class EngineThread:
                 while not self._is_stopping:
                     self._step()
         except Exception:  # the edge of the thread: whoever waits for it must hear of it
-            logger.exception("engine_failed")
+            logger.exception("engine failed")
             self._fail(EngineFailure("the engine has failed"))
 
     def _step(self) -> None:

@@ -142,10 +142,10 @@ class Coordinator:
             outcome = "cancelled"
             if self.draining:
                 request.sink.fail(request.slot, _shutting_down())
-        except Exception:
+        except Exception:  # a bug of ours ends this request, and no other
             outcome = "bug"
             tenant = tenant_digest(self._config.secret.encode(), request.message.tenant)
-            log.exception("request failed", request=request.request_id, tenant=tenant)
+            log.exception("request failed", request_ids=[request.request_id], tenant=tenant)
             request.sink.fail(request.slot, EngineFailure("internal error"))
         finally:
             self._metrics.requests.labels(outcome).inc()

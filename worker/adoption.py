@@ -100,11 +100,11 @@ class Adoption:
             self._fail(KvUnavailable(error.message) if is_ours else error)
         except PacelineError as error:
             self._fail(error)
-        except Exception:
+        except Exception:  # whatever breaks a hand-off, its slot must end
             ticket = self._ticket
             tenant = tenant_digest(self._session.secret, ticket.tenant)
             why = "a hand-off failed for a reason of ours"
-            _log.exception(why, request=ticket.request_id, tenant=tenant)
+            _log.exception(why, request_ids=[ticket.request_id], tenant=tenant)
             self._fail(EngineFailure("the worker could not pull"))
         finally:
             if self._owes_close:

@@ -42,7 +42,7 @@ async def gateway(tmp_path: Path) -> AsyncIterator[GatewayProcess]:
 
 
 async def all_listen(gateway: GatewayProcess) -> None:
-    await until(lambda: bool(events(gateway, "all_listening")), 30)
+    await until(lambda: bool(events(gateway, "all listening")), 30)
     assert gateway.router.num_streams == NUM_PROCESSES
 
 
@@ -149,7 +149,7 @@ async def test_one_that_is_killed_is_started_again_while_the_others_serve(
     victim = psutil.Process(gateway.process.pid).children()[0]
     victim.kill()
     victim.wait(5)
-    while not events(gateway, "process_started_again"):  # nobody meets the one that starts
+    while not events(gateway, "process started again"):  # nobody meets the one that starts
         assert await complete(gateway) == 200
         await asyncio.sleep(0.01)
     num_complete = 0
@@ -159,7 +159,7 @@ async def test_one_that_is_killed_is_started_again_while_the_others_serve(
         writer.close()
     lost = len(streams) - num_complete
     assert lost in running and lost < len(streams)
-    (ended,) = events(gateway, "process_ended")
+    (ended,) = events(gateway, "process ended")
     assert ended["why"] == "a process of the gateway was killed by SIGKILL"
     for _ in range(NUM_CONNECTIONS):
         assert await complete(gateway) == 200
@@ -208,7 +208,7 @@ async def test_a_tenant_has_one_limit_in_all_processes(tmp_path: Path) -> None:
         assert await complete(gateway, key="sk-other") == 200
         for child in psutil.Process(gateway.process.pid).children():
             child.kill()
-        await until(lambda: len(events(gateway, "process_started_again")) == NUM_PROCESSES, 30)
+        await until(lambda: len(events(gateway, "process started again")) == NUM_PROCESSES, 30)
         seen = Counter([await complete(gateway, key="sk-acme") for _ in range(NUM_CONNECTIONS)])
         assert seen[429] > NUM_CONNECTIONS - 12  # a restart gives no new minute
 

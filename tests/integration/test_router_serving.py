@@ -6,7 +6,10 @@ from typing import Any
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
+from paceline.core.keys import tenant_digest
+from paceline.router.coordinator import Coordinator
 from paceline.rpc import tickets
 from paceline.v1 import common_pb2
 from tests.support.fake_worker import DIGEST, MODEL, SECRET
@@ -198,3 +201,23 @@ async def test_health_and_probes_follow_the_workers(store: RedisServer) -> None:
         assert 'paceline_router_worker_up{role="decode",worker="d0"} 1.0' in text
         assert 'paceline_router_plans_total{kind="whole"} 1.0' in text
         assert "paceline_router_token2_gap_seconds_count 1.0" in text
+
+
+async def test_a_bug_of_ours_is_told_with_the_requests_id(
+    store: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the name that gateways have for it, so that one search finds a request in all logs."""
+
+    async def broken(coordinator: Coordinator, line: object) -> None:
+        raise ZeroDivisionError
+
+    async with router_bench(store) as bench:
+        await bench.add("d0")
+        client = await bench.client()
+        monkeypatch.setattr(Coordinator, "_run", broken)
+        with capture_logs() as lines:
+            answer = await client.generate(request_id="a-b", tenant="one")
+        assert answer.error is not None and "internal error" in answer.error.message
+        (line,) = (line for line in lines if line["log_level"] == "error")
+        assert (line["event"], line["request_ids"]) == ("request failed", ["a-b"])
+        assert line["tenant"] == tenant_digest(SECRET.encode(), "one")

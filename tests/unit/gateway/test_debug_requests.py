@@ -107,8 +107,8 @@ async def test_a_log_line_for_each_where_that_is_wanted(model_dir: Path) -> None
     async with running(model_dir, log_requests=True) as deployment:
         with capture_logs() as lines:
             await deployment.complete(PROMPT)
-            await until(lambda: any(line["event"] == "request_ended" for line in lines))
-    (line,) = (line for line in lines if line["event"] == "request_ended")
+            await until(lambda: any(line["event"] == "request ended" for line in lines))
+    (line,) = (line for line in lines if line["event"] == "request ended")
     assert line["request_ids"] == [deployment.router.submissions[0].request.request_id]
     assert line["tenant"] == tenant_digest(SECRET.encode(), "default")
     assert line["outcome"] == "completed" and "prefill" in line["stages_ms"]
@@ -125,7 +125,7 @@ async def test_a_bug_of_ours_is_told_once_with_the_requests_id(
         assert await asked(deployment, way) == "internal error"
     (line,) = (line for line in lines if line["log_level"] == "error")
     sent = [submission.request.request_id for submission in deployment.router.submissions]
-    assert (line["event"], line["request_ids"]) == ("request_failed", sent)
+    assert (line["event"], line["request_ids"]) == ("request failed", sent)
     assert line["tenant"] == tenant_digest(SECRET.encode(), "default")
     ended = (await page(deployment))["ended"][0]
     assert (ended["outcome"], ended["request_ids"]) == ("internal", sent)

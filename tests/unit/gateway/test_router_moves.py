@@ -169,7 +169,7 @@ async def test_a_fault_of_ours_costs_one_stream_and_is_told(
             monkeypatch.setattr(deployment.gateway.serving.router, "take", fail_once)
             assert content(await deployment.chat()) == TEXT
         assert len(new.submissions) == 1
-        (told,) = [line for line in logs if line["event"] == "router_link_failed"]
+        (told,) = [line for line in logs if line["event"] == "router link failed"]
         assert isinstance(told["exc_info"], ZeroDivisionError)
 
 
