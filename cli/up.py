@@ -20,7 +20,7 @@ from paceline.cli.foreground import own_foreground
 from paceline.cli.ports import check_free, listen_error
 from paceline.cli.roles import Settings
 from paceline.cli.status_page import LOOPBACK, StatusPage
-from paceline.core.config import check_secret, setting
+from paceline.core.config import check_ports, check_secret, setting
 from paceline.core.errors import Cancelled, ConfigError
 from paceline.core.tracing import check_endpoint
 from paceline.gateway.usage import MAX_PROCESSES
@@ -80,9 +80,7 @@ class UpConfig:
         ConfigError.check("routers", self.routers, 1 <= self.routers <= MAX_ROUTERS, reason)
         reason = f"must lie between 1 and {MAX_PROCESSES}"
         ConfigError.check("gateways", self.gateways, 1 <= self.gateways <= MAX_PROCESSES, reason)
-        for name in ("port", "grpc_port", "ui_port"):
-            if not 0 <= getattr(self, name) < 65536:
-                raise ConfigError(name, getattr(self, name), "must lie between 0 and 65535")
+        check_ports(self, "port", "grpc_port", "ui_port")
         if self.port and self.port == self.grpc_port:
             raise ConfigError("grpc_port", self.grpc_port, "must differ from port")
         if not self.ready_timeout_s > 0:

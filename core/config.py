@@ -43,6 +43,13 @@ def check_secret(secret: str, env_prefix: str) -> None:
         raise ConfigError("secret", "…" if secret else "", reason)
 
 
+def check_ports(config: Config, *names: str) -> None:
+    """Raises ConfigError for the first of these fields that is no port; 0 picks a free one."""
+    for name in names:
+        port: int = getattr(config, name)
+        ConfigError.check(name, port, 0 <= port < 65536, "must lie between 0 and 65535")
+
+
 def parse(
     config: type[C],
     argv: Sequence[str],

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from paceline.core.config import check_secret, setting
+from paceline.core.config import check_ports, check_secret, setting
 from paceline.core.errors import ConfigError
 from paceline.core.tls import PLAIN, TlsConfig
 from paceline.core.tracing import check_endpoint
@@ -121,9 +121,7 @@ class GatewayConfig:
             reason = "must be a model directory with a tokenizer.json"
             raise ConfigError("model", str(self.model), reason)
         check_secret(self.secret, self.env_prefix)
-        for name in ("port", "grpc_port", "probe_port"):
-            if not 0 <= getattr(self, name) < 65536:
-                raise ConfigError(name, getattr(self, name), "must lie between 0 and 65535")
+        check_ports(self, "port", "grpc_port", "probe_port")
         reason = f"must be at most {MAX_PROCESSES}"
         ConfigError.check("processes", self.processes, self.processes <= MAX_PROCESSES, reason)
         outlasts = self.router_silence_s > MAX_BEAT_S

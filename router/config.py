@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from paceline.core.config import check_secret, setting
+from paceline.core.config import check_ports, check_secret, setting
 from paceline.core.errors import ConfigError
 from paceline.core.tls import PLAIN, TlsConfig
 from paceline.core.tracing import check_endpoint
@@ -58,9 +58,7 @@ class RouterConfig:
         check_secret(self.secret, self.env_prefix)
         known = self.redis_url.startswith(("redis://", "rediss://", "unix://"))
         _check("redis_url", self.redis_url, known, "must start with redis://, rediss:// or unix://")
-        for name in ("port", "probe_port"):
-            port = getattr(self, name)
-            _check(name, port, 0 <= port < 65536, "must lie between 0 and 65535")
+        check_ports(self, "port", "probe_port")
         for name in _COUNTS:
             _check(name, getattr(self, name), getattr(self, name) >= 1, "must be at least 1")
         _check("index_mib", self.index_mib, self.index_mib >= 2, "must be at least 2")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from paceline.core.config import check_secret, setting
+from paceline.core.config import check_ports, check_secret, setting
 from paceline.core.errors import ConfigError
 from paceline.core.kv_layout import ELEMENT_BYTES
 from paceline.core.tls import PLAIN, TlsConfig
@@ -85,9 +85,7 @@ class WorkerConfig:
         known = ", ".join(QUANTIZATIONS)
         rounding = self.quantization
         _check("quantization", rounding, rounding in QUANTIZATIONS, f"must be one of {known}")
-        for name in ("port", "probe_port"):
-            port = getattr(self, name)
-            _check(name, port, 0 <= port < 65536, "must lie between 0 and 65535")
+        check_ports(self, "port", "probe_port")
         for name in ("pool_mib", "max_batch_tokens", "max_running"):
             _check(name, getattr(self, name), getattr(self, name) >= 1, "must be at least 1")
         window = self.output_window_tokens

@@ -19,6 +19,8 @@ from tests.support.gateway_deployment import gateway_config
         ({"secret": "s" * 15}, "at least 16 bytes"),
         ({"model": Path("/nowhere")}, "model"),
         ({"port": 70_000}, "port"),
+        ({"grpc_port": -1}, "grpc_port"),
+        ({"probe_port": 65536}, "probe_port"),
         ({"router": ()}, "router"),
         ({"router": ("nohost",)}, "host:port"),
         ({"router_silence_s": 0.5}, "router_silence_s"),

@@ -20,6 +20,7 @@ def test_defaults_need_the_secret_only() -> None:
     "fields",
     [
         {"port": 70000},
+        {"probe_port": -1},
         {"redis_url": "http://nowhere"},
         {"queue_limit": 0},
         {"queue_tokens": 0},

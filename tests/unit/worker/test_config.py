@@ -27,6 +27,7 @@ def test_a_missing_secret_says_which_variable_to_set(tmp_path: Path) -> None:
     [
         ("model", "/no/such/folder"),
         ("port", 70_000),
+        ("probe_port", -1),
         ("pool_mib", 0),
         ("dtype", "int4"),
         ("quantization", "int3"),
