@@ -65,7 +65,7 @@ class PreparedCall:
         rank."""
         try:
             self.processor.apply(logits, rows)
-        except Exception:
+        except Exception:  # foreign code, which must not end the rank
             _log.exception("a logits processor failed", name=self.name, num_rows=len(rows))
             return False
         return True

@@ -126,7 +126,7 @@ class UcxWorker:
     def _run(self) -> None:
         try:
             self._serve()
-        except Exception as error:
+        except Exception as error:  # the edge of the thread: whoever waits must hear of it
             _log.exception("ucx has failed")
             self._end(f"ucx has failed: {shown(error)}")
 

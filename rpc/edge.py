@@ -152,7 +152,7 @@ def _coroutine(method: Method, guard: Guard, intake: Intake, gate: Gate) -> Meth
                     return await method(request, context)
         except grpc.aio.AbortError:
             raise
-        except Exception as failure:
+        except Exception as failure:  # the edge of the process: all that fails gets a status
             await abort(context, _as_ours(failure))
 
     return edged
@@ -169,7 +169,7 @@ def _generator(method: Method, guard: Guard, intake: Intake, gate: Gate) -> Meth
                             yield response
         except grpc.aio.AbortError:
             raise
-        except Exception as failure:
+        except Exception as failure:  # the edge of the process: all that fails gets a status
             await abort(context, _as_ours(failure))
 
     return edged

@@ -62,7 +62,7 @@ class AttachServicer(worker_pb2_grpc.WorkerServiceServicer):
             session.end_stream(stream, error)
         except asyncio.CancelledError:
             raise
-        except Exception:
+        except Exception:  # a command that breaks costs its stream, not the worker
             _log.exception("a command broke its stream")
             session.end_stream(stream, EngineFailure("a command could not be handled"))
         else:

@@ -55,7 +55,7 @@ class Offload:
                 await self._offload(keys)
             except PacelineError:
                 return  # the rank is gone
-            except Exception:
+            except Exception:  # costs these pages, not all later ones
                 _log.exception("pages could not be offloaded for a reason of ours")
 
     async def _offload(self, keys: Sequence[bytes]) -> None:

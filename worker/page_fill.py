@@ -94,7 +94,7 @@ class PageFill:
                     await origin.pull(list(self._left.values()), self._tell)
         except Cancelled:
             pass
-        except Exception:
+        except Exception:  # costs what was to be filled, not its request
             _log.exception("pages could not be filled for a reason of ours")
         finally:
             await self._end()

@@ -85,7 +85,7 @@ class RankLinks:
         except PacelineError as error:
             kind = type(error).__name__
             self._reply(LinkReply(call.number, b"", LinkFailure(kind, error.message, error.field)))
-        except Exception:
+        except Exception:  # the edge of the thread: `_on_bug` decides
             _log.exception("a copy failed for a reason of ours")
             self._on_bug()
 

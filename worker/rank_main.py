@@ -162,7 +162,7 @@ def start(target: Callable[..., None], *args: object) -> None:
     def run() -> None:
         try:
             target(*args)
-        except Exception:
+        except Exception:  # a rank without one of its threads would hang
             structlog.get_logger("paceline.rank").exception("a thread of the rank failed")
             os._exit(1)
 

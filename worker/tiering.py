@@ -74,7 +74,7 @@ class Tiering:
         try:
             num_held = await loop.run_in_executor(self._offer_thread, self.offer, slot)
             num_offered = max(num_offered, num_held)
-        except Exception:
+        except Exception:  # then the request computes all of its prompt
             _log.exception("nothing could be offered for a reason of ours")
         send = self.session.send
         send(messages.Submit(slot.number, slot.request, prefill_only, num_offered))

@@ -32,7 +32,7 @@ class ObjectMedium:
         self._prefix = prefix
         try:
             self._client.head_bucket(Bucket=bucket)
-        except Exception as error:
+        except Exception as error:  # the errors of boto3 share no base class
             status = _status(error)
             reason = f"cannot be used: the store answers {status}"
             ConfigError.check(f"{field}.bucket", bucket, status not in _REFUSED, reason)

@@ -191,7 +191,7 @@ class SegmentReader:
                 self._fetch(run, reading, whole)
             except OSError as failure:
                 error = failure
-            except Exception as failure:
+            except Exception as failure:  # who waits for the segment must hear of it
                 _log.exception("a segment could not be read for a reason of ours", tier=self._name)
                 error = OSError(errno.EIO, type(failure).__name__)
             reading.done(error)

@@ -103,7 +103,7 @@ class SegmentWriter:
         try:
             sums = segment.sums[: len(segment.names)]
             return self._write(segment, self._form.seal(buffer, segment.names, sums))
-        except Exception:
+        except Exception:  # costs this segment, not the thread
             _log.exception("a segment could not be written for a reason of ours")
             return False
 
