@@ -234,12 +234,3 @@ class MirrorSet:
                 most = found.in_pool.get(worker, 0)
                 found.in_pool[worker] = max(most, num_blocks)
         return found
-
-    def blocks_by_tier(self, block_keys: bytes) -> dict[tuple[str, str], dict[str, int]]:
-        """The same, tier by tier; only what is not 0."""
-        held: dict[tuple[str, str], dict[str, int]] = {}
-        for view, num_blocks in self.index.match(block_keys, KEY_BYTES).items():
-            worker, tier = self._owners[view]
-            tiers = held.setdefault(worker, {})
-            tiers[tier] = max(tiers.get(tier, 0), num_blocks)
-        return held

@@ -63,30 +63,17 @@ class StepEvents:
             case messages.PromptScored():
                 slot.stream.add_emission(scores_to_proto(event, slot.router_slot))
             case messages.Embedding():
-                num_tokens = len(slot.request.token_ids)
-                self._session.metrics.looked_up(num_tokens, event.num_cached_tokens)
-                slot.wanted.clear()
-                if slot.trace is not None:
-                    slot.trace.emitted_first()
-                slot.stream.add_emission(embedding_to_proto(event, slot.router_slot))
+                self._embedded(event, slot)
             case messages.Failed():
                 self._failed(event, slot)
             case messages.Committed():
-                if slot.handoff is not None:
-                    slot.handoff.num_committed = event.num_blocks
-                    slot.handoff.notify()
+                self._committed(event, slot)
             case messages.HandoffReady():
                 self._handoff_ready(event, slot)
             case messages.Reserved():
-                slot.reserved = event
-                num_cached = event.num_cached_blocks * PAGE_TOKENS
-                self._session.metrics.looked_up(len(slot.request.token_ids), num_cached)
-                slot.stream.add_reserved(slot.router_slot, num_cached)
+                self._reserved(event, slot)
             case messages.Refused():
-                slot.stop_timers()
-                slot.stream.add_busy(
-                    slot.router_slot, event.num_pages_needed, max(event.num_pages_free, 0)
-                )
+                self._refused(event, slot)
 
     def _emitted(self, event: messages.Emission, slot: SlotState) -> None:
         self._session.metrics.emitted(event, slot)
@@ -100,6 +87,30 @@ class StepEvents:
             emission.pull_us = round(slot.pulled_s * 1e6)
             slot.pulled_s = 0.0
         slot.stream.add_emission(emission)
+
+    def _embedded(self, event: messages.Embedding, slot: SlotState) -> None:
+        num_tokens = len(slot.request.token_ids)
+        self._session.metrics.looked_up(num_tokens, event.num_cached_tokens)
+        slot.wanted.clear()
+        if slot.trace is not None:
+            slot.trace.emitted_first()
+        slot.stream.add_emission(embedding_to_proto(event, slot.router_slot))
+
+    def _reserved(self, event: messages.Reserved, slot: SlotState) -> None:
+        slot.reserved = event
+        num_cached = event.num_cached_blocks * PAGE_TOKENS
+        self._session.metrics.looked_up(len(slot.request.token_ids), num_cached)
+        slot.stream.add_reserved(slot.router_slot, num_cached)
+
+    def _refused(self, event: messages.Refused, slot: SlotState) -> None:
+        slot.stop_timers()
+        num_free = max(event.num_pages_free, 0)
+        slot.stream.add_busy(slot.router_slot, event.num_pages_needed, num_free)
+
+    def _committed(self, event: messages.Committed, slot: SlotState) -> None:
+        if slot.handoff is not None:
+            slot.handoff.num_committed = event.num_blocks
+            slot.handoff.notify()
 
     def _failed(self, event: messages.Failed, slot: SlotState) -> None:
         self._session.end(slot, error_of(event), is_over=True)

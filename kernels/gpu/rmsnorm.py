@@ -2,7 +2,8 @@
 
     y = x / sqrt(mean(x²) + epsilon) · weight    (+ residual)
 
-Statistics in float32; rounded to the type of the weight before it is multiplied, as in torch.
+A row is held in registers. Statistics in float32; rounded to the type of the weight before it is
+multiplied, as in torch.
 """
 
 import torch
@@ -10,8 +11,6 @@ import triton
 import triton.language as tl
 
 from paceline.kernels.gpu.launch import overlap, power_of_two, wait_for_previous
-
-MAX_SIZE = 16384  # numbers of a row, which is held in registers
 
 
 @triton.jit

@@ -142,7 +142,7 @@ async def test_a_lost_event_costs_a_snapshot_of_this_worker_only(store: RedisSer
         assert bench.router.mirrors.workers["d1"].needs_snapshot is False
 
 
-async def test_the_tier_of_each_block_is_known(store: RedisServer) -> None:
+async def test_what_lies_in_the_pool_is_told_from_what_lies_below_it(store: RedisServer) -> None:
     async with router_bench(store) as bench:
         worker = await bench.add("d0")
         publisher = Publisher(bench, worker)
@@ -151,14 +151,21 @@ async def test_the_tier_of_each_block_is_known(store: RedisServer) -> None:
         await until(lambda: _blocks(bench, worker) == 7)
         owner = (worker.worker_id, worker.info.incarnation)
         packed = b"".join(_KEYS)
-        mirrors = bench.router.mirrors
-        assert mirrors.blocks_by_tier(packed)[owner] == {"device": 4, "host": 7}
+
+        def held() -> tuple[int, int]:
+            """In the best tier, and in the pool."""
+            found = bench.router.mirrors.held_blocks(packed)
+            return found.in_best_tier.get(owner, 0), found.in_pool.get(owner, 0)
+
+        assert held() == (7, 4)
         await publisher.publish("stored", _KEYS, event=False, tier="file")  # found by a snapshot
         await until(lambda: _blocks(bench, worker) == 10)
-        assert mirrors.blocks_by_tier(packed)[owner] == {"device": 4, "host": 7, "file": 10}
+        assert held() == (10, 4)
         await publisher.publish("removed", _KEYS[2:], tier="file")
         await publisher.publish("removed", _KEYS[:1])
-        await until(lambda: mirrors.blocks_by_tier(packed)[owner] == {"host": 7, "file": 2})
+        await until(lambda: held() == (7, 0))
+        await publisher.publish("removed", _KEYS[:7], tier="host")
+        await until(lambda: held() == (2, 0))
 
 
 async def test_who_computes_is_told_who_holds_more_of_the_prompt(store: RedisServer) -> None:
