@@ -1,7 +1,8 @@
 """What sampling takes on a CUDA device: 256 rows of 152k random logits, from launch to tokens.
 
-`greedy`, with a temperature, and with top-k and top-p besides. Medians of device time between two
-events around a call, while launches are queued behind others so that the host does not show.
+`greedy`, `random` (with a temperature), `nucleus` (with top-p besides), `filtered` (and top-k).
+Medians of device time between two events around a call, while launches are queued behind others so
+that the host does not show.
 """
 
 import statistics
@@ -53,6 +54,7 @@ def measure(options: Options) -> Figures:
     cases = {
         "greedy": batch_of(0.0),
         "random": batch_of(0.6),
+        "nucleus": batch_of(0.6, top_p=0.9),
         "filtered": batch_of(0.6, top_k=50, top_p=0.9),
     }
     figures = {}

@@ -61,6 +61,14 @@ def uses_triton(tensor: torch.Tensor) -> bool:
     return tensor.is_cuda and choose(_wanted, tensor.device).name == "triton"
 
 
+def takes_rows(x: torch.Tensor) -> bool:
+    """Whether Triton's kernels take x [rows, size]: float32, some numbers, rows dense."""
+    import torch
+
+    is_dense = x.dtype == torch.float32 and x.stride(1) == 1 and x.numel() > 0
+    return is_dense and uses_triton(x)
+
+
 def is_hopper(device: torch.device) -> bool:
     """Whether Triton's kernels for Hopper run there."""
     import torch

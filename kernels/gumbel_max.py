@@ -33,16 +33,11 @@ def gumbel_max(
     numbers between `low` and `high`. Of a row without any: some id."""
     if native.takes(x) and x.numel():
         return gumbel_max_cpu(x, best, temperature, low, high, keys)
-    if _fits_triton(x):
+    if backend.takes_rows(x):
         from paceline.kernels.gpu import gumbel_max as gpu
 
         return gpu.gumbel_max(x, best, temperature, low, high, keys)
     return gumbel_max_torch(x, best, temperature, low, high, keys)
-
-
-def _fits_triton(x: torch.Tensor) -> bool:
-    is_dense = x.dtype == torch.float32 and x.stride(1) == 1 and x.numel() > 0
-    return is_dense and backend.uses_triton(x)
 
 
 def gumbel_max_cpu(

@@ -9,17 +9,12 @@ def row_max(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """x [rows, size] → values [rows], places [rows] int64"""
     if native.takes(x) and x.numel():
         return row_max_cpu(x)
-    if _fits_triton(x):
+    if backend.takes_rows(x):
         from paceline.kernels.gpu import row_max as gpu
 
         return gpu.row_max(x)
     values, places = x.max(dim=1)
     return values, places
-
-
-def _fits_triton(x: torch.Tensor) -> bool:
-    is_dense = x.dtype == torch.float32 and x.stride(1) == 1 and x.numel() > 0
-    return is_dense and backend.uses_triton(x)
 
 
 def row_max_cpu(x: torch.Tensor, level: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.kernels import native
+from paceline.kernels import backend, native
 
 MIN_TEMPERATURE = 1e-30
 _LOWEST = torch.finfo(torch.float32).min
@@ -38,6 +38,10 @@ def filter_bounds(
     number of each row that is kept, [R]. Of a row with NaN or without a finite number: anything."""
     if native.takes(x) and x.numel():
         return filter_bounds_cpu(x, best, temperature, filters)
+    if backend.takes_rows(x):
+        from paceline.kernels.gpu import token_filter as gpu
+
+        return gpu.filter_bounds(x, best, temperature, filters)
     return filter_bounds_torch(x, best, temperature, filters)
 
 
