@@ -21,6 +21,7 @@ GROUP = PageGroup("full", LAYERS, KV_HEADS, DIM, "bfloat16")
 TOKEN_BYTES = 2 * KV_HEADS * DIM * 2  # K and V of a layer
 SCALE = DIM**-0.5
 DECODES = ((1, 1024), (8, 1024), (64, 1024), (256, 1024), (64, 8192), (1, 131072))
+MIXED = [100 + 37 * i % 1700 for i in range(256)]  # contexts, with two query heads a KV head
 CHUNKS = ((1024, 1024), (2048, 8192), (8192, 8192))  # (query tokens, context)
 
 
@@ -53,21 +54,21 @@ def tables(pool: torch.Tensor, num_sequences: int, context: int) -> torch.Tensor
     return pages.view(num_sequences, blocks)
 
 
-def decode_attention(pool: torch.Tensor, num_sequences: int, context: int) -> float:
+def decode_attention(pool: torch.Tensor, contexts: list[int], num_heads: int = HEADS) -> float:
     """TB/s of keys and values."""
     from paceline.kernels.gpu.decode_attention import attend_decodes, plan_items
 
-    table = tables(pool, num_sequences, context)
-    lens = torch.full((num_sequences,), context, device="cuda")
-    query = random(num_sequences, HEADS, DIM)
+    table = tables(pool, len(contexts), max(contexts))
+    lens = torch.tensor(contexts, device="cuda")
+    query = random(len(contexts), num_heads, DIM)
     out = torch.empty_like(query)
-    plan = plan_items(lens, context, KV_HEADS, 0)
+    plan = plan_items(lens, max(contexts), KV_HEADS, 0)
 
     def attend(layer: int) -> Callable[[], None]:
         return lambda: attend_decodes(query, out, pool, layer, table, lens, plan, SCALE, 0.0)
 
     taken = seconds([attend(layer) for layer in range(LAYERS)])
-    return num_sequences * context * TOKEN_BYTES / taken / 1e12
+    return sum(contexts) * TOKEN_BYTES / taken / 1e12
 
 
 def prefill_attention(pool: torch.Tensor, query_len: int, context: int) -> float:
@@ -120,9 +121,10 @@ def measure(options: Options) -> Figures:
     pool = random_pool(64 * 8192 // PAGE_TOKENS)
     show("attention")
     figures = {
-        f"decode_{num}_at_{context}_tb_s": decode_attention(pool, num, context)
+        f"decode_{num}_at_{context}_tb_s": decode_attention(pool, [context] * num)
         for num, context in DECODES
     }
+    figures["decode_256_mixed_tb_s"] = decode_attention(pool, MIXED, 2 * KV_HEADS)
     figures |= {
         f"prefill_{length}_of_{context}_tflop_s": prefill_attention(pool, length, context)
         for length, context in CHUNKS

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from paceline.kernels import native
 from paceline.kernels.attention_cpu import fits_compiled
 from paceline.kernels.gate import COMPILED, Activation
+from paceline.kernels.kv_write import HeadScale
 from paceline.kernels.product import CompiledMatrix
 from paceline.models.base import ForwardBatch
 from paceline.models.config import AttentionConfig, ModelConfig
@@ -31,10 +32,11 @@ Call = tuple[Callable[..., None], tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True)
 class LayerParts:
-    """A layer of the common shape: RMS norms before attention and MLP, and no others."""
+    """A layer of the common shape: RMS norms before attention and MLP, and of heads at most."""
 
     norm_1: RMSNorm
     qkv: Linear
+    head_scale: HeadScale | None
     attention: AttentionConfig
     rope_index: int | None
     out: Linear
@@ -47,7 +49,8 @@ class LayerParts:
         linears = (self.qkv, self.out, self.gate_up, self.down)
         packed = all(isinstance(x.matrix, CompiledMatrix) for x in linears)
         norms = (self.norm_1.weight, self.norm_2.weight)
-        return packed and self.act in COMPILED and all(native.takes(norm) for norm in norms)
+        is_plain = self.head_scale is None and self.act in COMPILED
+        return packed and is_plain and all(native.takes(norm) for norm in norms)
 
 
 class DecodeProgram:

@@ -12,6 +12,7 @@ from paceline.core.kv_layout import layout_of
 from paceline.kernels.attention import AttentionPlan, paged_attention, plan_attention
 from paceline.kernels.kv_write import HeadScale, prepare_heads
 from paceline.kernels.rope import rope_tables
+from paceline.kernels.widen import widened
 from paceline.models.base import ForwardBatch
 from paceline.models.config import ModelConfig
 from paceline.models.decode_program import DecodePrograms, LayerParts, decode_programs
@@ -184,7 +185,7 @@ class Decoder(ABC):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         if not len(hidden):
             return hidden.new_empty(0, self.vocab_size, dtype=torch.float32)
-        return self._capped(self.head(hidden).float())
+        return self._capped(widened(self.head(hidden)))
 
     def _inputs(self, batch: ForwardBatch) -> tuple[torch.Tensor, list[RotaryTables]]:
         """Embedded tokens, and their rotations."""

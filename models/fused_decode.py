@@ -70,6 +70,7 @@ class FusedDecode:
                 index,
                 plan.gpu.slot_mapping,
                 rotation,
+                layer.head_scale,
             )
             attended = paged_attention(
                 query, pool, index, plan, attention.scale, attention.window, attention.softcap

@@ -60,13 +60,14 @@ class TransformerBlock:
         attention, mlp = self.attention, self.mlp
         is_plain = self.after_attention is None and self.after_mlp is None
         has_norms = isinstance(self.norm_1, RMSNorm) and isinstance(self.norm_2, RMSNorm)
-        normed_heads = attention.whole_norm is not None or attention.head_scale is not None
-        if not is_plain or not has_norms or normed_heads or not isinstance(mlp, GatedMLP):
+        is_common = is_plain and has_norms and attention.whole_norm is None
+        if not is_common or not isinstance(mlp, GatedMLP):
             return None
         assert isinstance(self.norm_1, RMSNorm) and isinstance(self.norm_2, RMSNorm)
         return LayerParts(
             self.norm_1,
             attention.qkv,
+            attention.head_scale,
             attention.config,
             attention.rope_index,
             self.out,

@@ -4,8 +4,9 @@
     attend    each (item, KV head): the softmax of its scores times its values, and log2 of its sum
     merge     weighs the items of a sequence that has several
 
-The grid does not depend on contexts: programs share the items out among themselves, so a captured
-step serves any contexts. The group of query heads that share a KV head is one matrix product.
+The grid does not depend on contexts: programs share the items out among themselves, the longest
+first, so a captured step serves any contexts. The group of query heads that share a KV head is one
+matrix product.
 """
 
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ class Tiling:
     warps: int
     stages: int
     programs: int  # a multiprocessor
+    max_registers: int | None = None  # of a thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,9 @@ class DecodeItems:
     window: int  # 0: none
     starts: torch.Tensor  # [D + 1] int32: the first item of each sequence
     items: torch.Tensor  # int32: sequence · MAX_SPLITS + split
+    order: torch.Tensor  # [4, items] int32, long items first: sequence, first token, the one behind
+    # the last, twice the item and whether it is the sequence's only one
+    queue: torch.Tensor  # [2] int32: zeros between launches; places taken, programs that ended
     min_split: int
     is_split: bool  # whether any sequence may have several items
 
@@ -64,12 +69,15 @@ def _split_len(num_tokens, MIN_SPLIT: tl.constexpr, MAX: tl.constexpr):
     return (num_tokens + count * 64 - 1) // (count * 64) * 64
 
 
-@triton.jit(do_not_specialize=["num_sequences"])
+@triton.jit(do_not_specialize=["num_sequences", "num_places"])
 def _plan_kernel(
     context_lens,
     starts,
     items,
+    order,
+    queue,
     num_sequences,
+    num_places,
     window,
     MIN_SPLIT: tl.constexpr,
     MAX: tl.constexpr,
@@ -77,8 +85,8 @@ def _plan_kernel(
 ):
     i_b = tl.program_id(0)
     o_b = tl.arange(0, BLOCK_B)
-    lens = tl.load(context_lens + o_b, mask=o_b < num_sequences, other=1).to(tl.int32)
-    lens = tl.where(window > 0, tl.minimum(lens, window), lens)
+    contexts = tl.load(context_lens + o_b, mask=o_b < num_sequences, other=1).to(tl.int32)
+    lens = tl.where(window > 0, tl.minimum(contexts, window), contexts)
     size = _split_len(lens, MIN_SPLIT, MAX)
     counts = (lens + size - 1) // size
     start = tl.sum(tl.where(o_b < i_b, counts, 0), axis=0)
@@ -87,59 +95,132 @@ def _plan_kernel(
     tl.store(starts + num_sequences, start + count, mask=i_b == num_sequences - 1)
     o_s = tl.arange(0, MAX)
     tl.store(items + start + o_s, i_b * MAX + o_s, mask=o_s < count)
+    own_size = tl.sum(tl.where(o_b == i_b, size, 0), axis=0)
+    m_before = (size > own_size) | ((size == own_size) & (o_b < i_b))
+    place = tl.sum(tl.where(m_before & (o_b < num_sequences), counts, 0), axis=0)
+    context_len = tl.sum(tl.where(o_b == i_b, contexts, 0), axis=0)
+    begin = context_len - tl.sum(tl.where(o_b == i_b, lens, 0), axis=0) + o_s * own_size
+    p_order = order + place + o_s
+    tl.store(p_order, tl.zeros([MAX], tl.int32) + i_b, mask=o_s < count)
+    tl.store(p_order + num_places, begin, mask=o_s < count)
+    end = tl.minimum(begin + own_size, context_len)
+    tl.store(p_order + 2 * num_places, end, mask=o_s < count)
+    tl.store(p_order + 3 * num_places, 2 * (start + o_s) + (count == 1), mask=o_s < count)
+    tl.store(queue + tl.arange(0, 2), tl.zeros([2], tl.int32), mask=i_b == 0)
 
 
 @triton.jit
-def _span(items, context_lens, i_item, window, MIN_SPLIT: tl.constexpr, MAX: tl.constexpr):
-    """Sequence of an item, its first token and the one behind its last."""
-    packed = tl.load(items + i_item)
-    i_b, i_s = (packed // MAX).to(tl.int64), packed % MAX
-    context_len = tl.load(context_lens + i_b).to(tl.int32)
-    first = tl.where(window > 0, tl.maximum(context_len - window, 0), 0)
-    size = _split_len(context_len - first, MIN_SPLIT, MAX)
-    begin = first + i_s * size
-    return i_b, begin, tl.minimum(begin + size, context_len)
+def _take(order, place, num_places):
+    """Sequence, first token, the one behind the last, and the fourth row of `order`."""
+    p_order = order + place
+    i_b = tl.load(p_order).to(tl.int64)
+    begin, end = tl.load(p_order + num_places), tl.load(p_order + 2 * num_places)
+    return i_b, begin, end, tl.load(p_order + 3 * num_places)
 
 
 @triton.jit
-def _wait_for_previous(
-    pool,
+def _first_chunks(
+    p_cells,
     block_table,
-    context_lens,
-    starts,
-    items,
-    num_sequences,
-    window,
+    i_b,
     table_stride,
+    begin,
+    end,
     page_stride,
-    layer_offset,
-    plane_stride,
-    NUM_KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
-    MIN_SPLIT: tl.constexpr,
-    MAX: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
-    """Calls the first tile into the cache while the new tokens' keys and values are still written:
-    what says where the others lie was written before any product of this layer."""
-    if EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-    i = tl.program_id(0)
-    if i < tl.load(starts + num_sequences) * NUM_KV_HEADS:
-        i_b, begin, end = _span(items, context_lens, i // NUM_KV_HEADS, window, MIN_SPLIT, MAX)
-        o_p = begin // PAGE + tl.arange(0, BLOCK_N // PAGE)
-        o_p = tl.minimum(o_p, (end - 1) // PAGE)
-        page = tl.load(block_table + i_b * table_stride + o_p).to(tl.int64)
-        p_keys = pool + layer_offset + i % NUM_KV_HEADS * (PAGE * DIM) + page * page_stride
-        BYTES: tl.constexpr = PAGE * DIM * pool.dtype.element_ty.primitive_bitwidth // 8
-        prefetch_rows(p_keys, BYTES)
-        prefetch_rows(p_keys + plane_stride, BYTES)
-    tl.extra.cuda.gdc_wait()
+    """Where 64 chunks of the keys of an item's first tile begin."""
+    PER_PAGE: tl.constexpr = 64 * PAGE // BLOCK_N
+    o_c = tl.arange(0, 64)
+    o_p = tl.minimum(begin // PAGE + o_c // PER_PAGE, (end - 1) // PAGE)
+    page = tl.load(block_table + i_b * table_stride + o_p).to(tl.int64)
+    return p_cells + page * page_stride + o_c % PER_PAGE * (PAGE * DIM // PER_PAGE)
 
 
-@triton.jit(do_not_specialize=["num_sequences"])
+@triton.jit
+def _prefetch(p_chunks, plane_stride, DIM: tl.constexpr, BLOCK_N: tl.constexpr):
+    BYTES: tl.constexpr = BLOCK_N * DIM // 64 * p_chunks.dtype.element_ty.primitive_bitwidth // 8
+    prefetch_rows(p_chunks, BYTES)
+    prefetch_rows(p_chunks + plane_stride, BYTES)
+
+
+@triton.jit
+def _weighted_sum(
+    b_q,
+    p_cells,
+    p_table,
+    begin,
+    end,
+    scale,
+    softcap,
+    page_stride,
+    plane_stride,
+    DIM: tl.constexpr,
+    CAPPED: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Values weighed over an item, the highest score and the sum of weights."""
+    o_d = tl.arange(0, BLOCK_D)
+    top = tl.full([BLOCK_G], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_G], tl.float32)
+    b_o = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+    for n in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
+        o_n = n + tl.arange(0, BLOCK_N)
+        m_n = o_n < end
+        page = tl.load(p_table + o_n // PAGE, mask=m_n, other=0)
+        rows = page.to(tl.int64) * page_stride + o_n % PAGE * DIM
+        p_kv = p_cells + rows[:, None] + o_d[None, :]
+        m_kv = m_n[:, None] & (o_d < DIM)[None, :]
+        b_k = tl.load(p_kv, mask=m_kv, other=0.0)
+        b_v = tl.load(p_kv + plane_stride, mask=m_kv, other=0.0)
+        b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee") * scale
+        if CAPPED:
+            b_s = softcap * (1 - 2 / (tl.exp(2 * b_s / softcap) + 1))
+        b_s = tl.where(m_n[None, :], b_s * LOG2_E, float("-inf"))
+        above = tl.maximum(top, tl.max(b_s, axis=1))
+        b_p, shrink = tl.exp2(b_s - above[:, None]), tl.exp2(top - above)
+        total = total * shrink + tl.sum(b_p, axis=1)
+        b_o = tl.dot(b_p.to(b_v.dtype), b_v, b_o * shrink[:, None], input_precision="ieee")
+        top = above
+    return b_o, top, total
+
+
+@triton.jit
+def _store(
+    out,
+    parts,
+    sums,
+    b_o,
+    top,
+    total,
+    i_b,
+    i_h,
+    packed,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """What an item brings: to `out` if it is the sequence's only one, else to be merged."""
+    o_g, o_d = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
+    m_g, m_o = o_g < GROUP, (o_g < GROUP)[:, None] & (o_d < DIM)[None, :]
+    b_o = b_o / total[:, None]
+    is_whole, o_row = packed % 2 == 1, i_h * GROUP + o_g
+    p_out = out + (i_b * NUM_KV_HEADS * GROUP + o_row[:, None]) * DIM + o_d[None, :]
+    tl.store(p_out, b_o.to(out.dtype.element_ty), mask=m_o & is_whole)
+    o_part = (packed // 2 * (NUM_KV_HEADS * GROUP) + o_row).to(tl.int64)
+    tl.store(parts + o_part[:, None] * DIM + o_d[None, :], b_o, mask=m_o & (is_whole == 0))
+    tl.store(sums + o_part, top + tl.log2(total), mask=m_g & (is_whole == 0))
+
+
+@triton.jit(do_not_specialize=["num_sequences", "num_places"])
 def _attend_kernel(
     query,
     pool,
@@ -147,11 +228,11 @@ def _attend_kernel(
     parts,
     sums,
     block_table,
-    context_lens,
     starts,
-    items,
+    order,
+    queue,
     num_sequences,
-    window,
+    num_places,
     scale,
     softcap,
     query_stride,
@@ -163,8 +244,6 @@ def _attend_kernel(
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
     CAPPED: tl.constexpr,
-    MIN_SPLIT: tl.constexpr,
-    MAX: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK_G: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -173,51 +252,53 @@ def _attend_kernel(
     EARLY: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
+    num_pairs = tl.load(starts + num_sequences) * NUM_KV_HEADS
+    is_shared = num_pairs > tl.num_programs(0)
+    i = tl.program_id(0)
+    i_b, begin, end, packed = _take(order, tl.minimum(i, num_pairs - 1) // NUM_KV_HEADS, num_places)
     if OVERLAP:
-        _wait_for_previous(
-            *(pool, block_table, context_lens, starts, items, num_sequences, window),
-            *(table_stride, page_stride, layer_offset, plane_stride),
-            *(NUM_KV_HEADS, DIM, MIN_SPLIT, MAX, PAGE, BLOCK_N, EARLY),
-        )
-    o_g = tl.arange(0, BLOCK_G)
-    o_d = tl.arange(0, BLOCK_D)
+        # The first tile is called into the cache while the new tokens' keys and values are still
+        # written: what says where the others lie was written before any product of this layer.
+        if EARLY:
+            tl.extra.cuda.gdc_launch_dependents()
+        if i < num_pairs:
+            p_first = _first_chunks(
+                *(pool + layer_offset + i % NUM_KV_HEADS * (PAGE * DIM), block_table),
+                *(i_b, table_stride, begin, end, page_stride, DIM, PAGE, BLOCK_N),
+            )
+            _prefetch(p_first, plane_stride, DIM, BLOCK_N)
+        tl.extra.cuda.gdc_wait()
+    o_g, o_d = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
     m_g = (o_g < GROUP)[:, None] & (o_d < DIM)[None, :]
-    num_items = tl.load(starts + num_sequences)
-    for i in range(tl.program_id(0), num_items * NUM_KV_HEADS, tl.num_programs(0)):
-        i_item, i_h = i // NUM_KV_HEADS, i % NUM_KV_HEADS
-        i_b, begin, end = _span(items, context_lens, i_item, window, MIN_SPLIT, MAX)
+    while i < num_pairs:
+        i_h = i % NUM_KV_HEADS
         p_query = query + i_b * query_stride + (i_h * GROUP + o_g[:, None]) * DIM + o_d[None, :]
         b_q = tl.load(p_query, mask=m_g, other=0.0)
         p_cells = pool + layer_offset + i_h * (PAGE * DIM)
-        top = tl.full([BLOCK_G], float("-inf"), tl.float32)
-        total = tl.zeros([BLOCK_G], tl.float32)
-        b_o = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
-        for n in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
-            o_n = n + tl.arange(0, BLOCK_N)
-            m_n = o_n < end
-            page = tl.load(block_table + i_b * table_stride + o_n // PAGE, mask=m_n, other=0)
-            rows = page.to(tl.int64) * page_stride + o_n % PAGE * DIM
-            p_kv = p_cells + rows[:, None] + o_d[None, :]
-            m_kv = m_n[:, None] & (o_d < DIM)[None, :]
-            b_k = tl.load(p_kv, mask=m_kv, other=0.0)
-            b_v = tl.load(p_kv + plane_stride, mask=m_kv, other=0.0)
-            b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee") * scale
-            if CAPPED:
-                b_s = softcap * (1 - 2 / (tl.exp(2 * b_s / softcap) + 1))
-            b_s = tl.where(m_n[None, :], b_s * LOG2_E, float("-inf"))
-            above = tl.maximum(top, tl.max(b_s, axis=1))
-            b_p, shrink = tl.exp2(b_s - above[:, None]), tl.exp2(top - above)
-            total = total * shrink + tl.sum(b_p, axis=1)
-            b_o = tl.dot(b_p.to(b_v.dtype), b_v, b_o * shrink[:, None], input_precision="ieee")
-            top = above
-        is_whole = tl.load(starts + i_b + 1) - tl.load(starts + i_b) == 1
-        b_o = b_o / total[:, None]
-        o_row = i_h * GROUP + o_g
-        p_out = out + (i_b * NUM_KV_HEADS * GROUP + o_row[:, None]) * DIM + o_d[None, :]
-        tl.store(p_out, b_o.to(out.dtype.element_ty), mask=m_g & is_whole)
-        o_part = (i_item * (NUM_KV_HEADS * GROUP) + o_row).to(tl.int64)
-        tl.store(parts + o_part[:, None] * DIM + o_d[None, :], b_o, mask=m_g & (is_whole == 0))
-        tl.store(sums + o_part, top + tl.log2(total), mask=(o_g < GROUP) & (is_whole == 0))
+        i = num_pairs
+        if is_shared:
+            i = tl.num_programs(0) + tl.atomic_add(queue, 1, sem="relaxed")
+        next_place = tl.minimum(i, num_pairs - 1) // NUM_KV_HEADS
+        next_b, next_begin, next_end, next_packed = _take(order, next_place, num_places)
+        p_next = _first_chunks(
+            *(pool + layer_offset + i % NUM_KV_HEADS * (PAGE * DIM), block_table),
+            *(next_b, table_stride, next_begin, next_end, page_stride, DIM, PAGE, BLOCK_N),
+        )
+        b_o, top, total = _weighted_sum(
+            *(b_q, p_cells, block_table + i_b * table_stride, begin, end, scale, softcap),
+            *(page_stride, plane_stride, DIM, CAPPED, PAGE, BLOCK_G, BLOCK_D, BLOCK_N, STAGES),
+        )
+        if OVERLAP and i < num_pairs:
+            _prefetch(p_next, plane_stride, DIM, BLOCK_N)
+        _store(
+            *(out, parts, sums, b_o, top, total, i_b, i_h, packed),
+            *(NUM_KV_HEADS, GROUP, DIM, BLOCK_G, BLOCK_D),
+        )
+        i_b, begin, end, packed = next_b, next_begin, next_end, next_packed
+    num_ended = tl.atomic_add(queue + 1, 1, mask=is_shared)
+    if is_shared & (num_ended == tl.num_programs(0) - 1):
+        tl.store(queue, 0)
+        tl.store(queue + 1, 0)
     if OVERLAP and not EARLY:
         tl.extra.cuda.gdc_launch_dependents()
 
@@ -260,17 +341,18 @@ def plan_items(
     min_split = next(size for least, size in _MIN_SPLITS if num_pairs >= least)
     longest = min(max_context_len, window) if window else max_context_len
     most = max(1, min(MAX_SPLITS, (longest - 1) // min_split))
-    starts, items = (
+    num_places = num_sequences * most
+    starts, items, order, queue = (
         torch.empty(size, dtype=torch.int32, device=context_lens.device)
-        for size in (num_sequences + 1, num_sequences * most)
+        for size in (num_sequences + 1, num_places, (4, num_places), 2)
     )
     _plan_kernel[(num_sequences,)](
-        *(context_lens, starts, items, num_sequences, window),
+        *(context_lens, starts, items, order, queue, num_sequences, num_places, window),
         MIN_SPLIT=min_split,
         MAX=MAX_SPLITS,
         BLOCK_B=power_of_two(num_sequences),
     )
-    return DecodeItems(window, starts, items, min_split, most > 1)
+    return DecodeItems(window, starts, items, order, queue, min_split, most > 1)
 
 
 def tiling(head_dim: int, element_size: int, num_pairs: int) -> Tiling:
@@ -312,15 +394,14 @@ def attend_decodes(
     t = tiles or tiling(dim, pool.element_size(), num_sequences * num_kv_heads)
     programs = min(len(plan.items) * num_kv_heads, t.programs * num_processors(query.device))
     _attend_kernel[(programs,)](
-        *(query, pool, out, parts, sums, block_table, context_lens, plan.starts, plan.items),
-        *(num_sequences, plan.window, scale, softcap, query.stride(0), block_table.stride(0)),
+        *(query, pool, out, parts, sums, block_table, plan.starts, plan.order, plan.queue),
+        *(num_sequences, len(plan.items), scale, softcap),
+        *(query.stride(0), block_table.stride(0)),
         *(pool.stride(0), layer * pool.stride(1), pool.stride(2)),
         NUM_KV_HEADS=num_kv_heads,
         GROUP=num_heads // num_kv_heads,
         DIM=dim,
         CAPPED=softcap > 0,
-        MIN_SPLIT=plan.min_split,
-        MAX=MAX_SPLITS,
         PAGE=PAGE_TOKENS,
         BLOCK_G=power_of_two(num_heads // num_kv_heads),
         BLOCK_D=block_d,
@@ -329,6 +410,7 @@ def attend_decodes(
         EARLY=num_sequences <= _FEW_SEQUENCES,
         **overlap(query.device),
         num_warps=t.warps,
+        maxnreg=t.max_registers,
     )
     _merge(parts, sums, plan, out)
 

@@ -38,16 +38,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def write_llama(path: Path, hidden: int, num_heads: int, inner: int) -> None:
-    """Random weights, always the same."""
+def write_llama(path: Path, hidden: int, num_heads: int, inner: int, family: str = "Llama") -> None:
+    """Random weights, always the same. `family` may be Qwen3: with norms of heads."""
     config = {
-        "architectures": ["LlamaForCausalLM"],
+        "architectures": [f"{family}ForCausalLM"],
         "vocab_size": VOCAB,
         "hidden_size": hidden,
         "intermediate_size": inner,
         "num_hidden_layers": LAYERS,
         "num_attention_heads": num_heads,
         "num_key_value_heads": KV_HEADS,
+        "head_dim": hidden // num_heads,
         "max_position_embeddings": 1024,
         "rms_norm_eps": 1e-5,
         "hidden_act": "silu",
@@ -65,6 +66,10 @@ def write_llama(path: Path, hidden: int, num_heads: int, inner: int) -> None:
         else torch.randn(shape, generator=generator) * 1.5 / hidden**0.5
         for name, shape in shapes.items()
     }
+    if family == "Qwen3":
+        names = [f"model.layers.{i}.self_attn.{x}_norm.weight" for i in range(LAYERS) for x in "qk"]
+        shape = (len(names), hidden // num_heads)
+        tensors |= dict(zip(names, 0.5 + torch.rand(shape, generator=generator), strict=True))
     save_file(tensors, path / "model.safetensors")
 
 

@@ -24,11 +24,14 @@ pytestmark = [
 VOCAB = 512
 
 
-@pytest.fixture(scope="module", params=[(64, 16), (512, 128)], ids=["heads of 16", "of 128"])
+SHAPES = [(64, 16, "Llama"), (512, 128, "Llama"), (256, 64, "Qwen3")]
+
+
+@pytest.fixture(scope="module", params=SHAPES, ids=["heads of 16", "of 128", "norms of heads"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Decoder:
-    hidden, head_dim = request.param
+    hidden, head_dim, family = request.param
     path = tmp_path_factory.mktemp("llama")
-    write_llama(path, hidden, num_heads=hidden // head_dim, inner=hidden * 2)
+    write_llama(path, hidden, hidden // head_dim, hidden * 2, family)
     loaded = load_model(path, device="cuda", dtype="bfloat16").model
     assert isinstance(loaded, Decoder) and loaded._fused is not None
     return loaded

@@ -69,6 +69,39 @@ def test_a_long_context_has_no_more_items_than_can_be_merged(device: torch.devic
     assert plan.starts.tolist() == [0, 17, 18]
 
 
+def test_long_items_come_first(device: torch.device) -> None:
+    """Of sequences in turn, and their items side by side."""
+    lens = torch.tensor([64, 300, 20, 300], device=device)  # items of 64, 192, 64 and 192
+    plan = gpu.plan_items(lens, 300, 8, 0)
+    assert plan.starts.tolist() == [0, 1, 3, 4, 6]
+    order = plan.order[:, :6].tolist()
+    assert order[0] == [1, 1, 3, 3, 0, 2]
+    assert order[1] == [0, 192, 0, 192, 0, 0]
+    assert order[2] == [192, 300, 192, 300, 64, 20]
+    assert order[3] == [2, 4, 8, 10, 1, 7]
+    assert plan.queue.tolist() == [0, 0]
+
+
+def test_programs_share_items_in_every_launch(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fewer programs than items; what one launch has counted is nothing to the next."""
+    monkeypatch.setattr(gpu, "num_processors", lambda device: 1)
+    group, contexts = PageGroup("full", 2, 8, 16), [40, 3, 90, 17, 65]
+    compare(device, group, 16, contexts)
+    state = filled(group, [(1, context) for context in contexts], device)
+    query = torch.randn(len(contexts), 16, 16).to(device)
+    plan = gpu.plan_items(state.context_lens, 100, 8, 0)
+    results = []
+    for _ in range(3):
+        out = torch.full_like(query, float("nan"))
+        arrays = (state.block_table, state.context_lens, plan, SCALE, 0.0)
+        gpu.attend_decodes(query, out, state.pool, LAYER, *arrays)
+        results.append(out)
+    assert plan.queue.tolist() == [0, 0]
+    assert results[0].isfinite().all() and all(torch.equal(out, results[0]) for out in results)
+
+
 def test_many_sequences(device: torch.device) -> None:
     contexts = [1 + 7 * i % 40 for i in range(513)] if device.type == "cuda" else [3] * 40
     compare(device, PageGroup("full", 2, 2, 8), 4, contexts)
