@@ -69,7 +69,8 @@ class Engine:
     With CUDA graphs the last page of the pool is scratch and is never given to a request.
     `handle`, `take_output` and `pool_calls` may be used from other threads; `step`, `advance`,
     `launch`, `sample` and `retire` belong to one. `on_decodes` is called after each step that only
-    decoded, with its seconds and how many sequences it brought forward.
+    decoded, with its seconds and how many sequences it brought forward. While `gives_way` says so,
+    no step is launched before the one ahead of it has ended.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class Engine:
         self._retired_s = 0.0
         self._is_awaited = False  # the next step, since then
         self.on_decodes: Callable[[float, int], None] = _nobody_listens
+        self.gives_way: Callable[[], bool] = _never
         self._is_stepped = False  # since the last output
         self._lock = threading.Lock()
 
@@ -154,7 +156,8 @@ class Engine:
 
     def _may_launch_behind(self, flight: LaunchedStep) -> bool:
         num_tokens = flight.plan.num_chunk_tokens
-        return self._overlaps and self.scheduler.step_time.of(num_tokens) <= MAX_AHEAD_S
+        is_short = self.scheduler.step_time.of(num_tokens) <= MAX_AHEAD_S
+        return self._overlaps and is_short and not self.gives_way()
 
     def take_output(self, always: bool = False) -> StepOutput | None:
         """What changed since the last output; None if nothing did, unless `always`."""
@@ -229,6 +232,11 @@ class Engine:
         is_busy = self._under_way is not None or self.scheduler.num_sequences
         return bool(is_busy or self._has_events())
 
+    def awaits_kv(self) -> bool:
+        """Whether requests here wait for what others compute or have."""
+        with self._lock:
+            return any(group.is_filling for group in self.groups.live.values())
+
     def load(self) -> Load:
         """Prompts that are being filled wait, as those do that have pages and no row."""
         scheduler, filling = self.scheduler, self.groups.filling
@@ -256,3 +264,7 @@ class Engine:
 
 
 def _nobody_listens(seconds: float, num_sequences: int) -> None: ...
+
+
+def _never() -> bool:
+    return False

@@ -32,6 +32,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.kv_layout import PageGroup
 from paceline.core.tls import PLAIN, TlsConfig
 from paceline.kv_transfer.copy_pace import CopyPace
+from paceline.kv_transfer.neighbours import Neighbours
 
 if TYPE_CHECKING:  # a process that has no pool on a device never loads torch
     import torch
@@ -120,6 +121,7 @@ class DevicePool:
     num_pages: int
     fd: int = -1
     pace: CopyPace = field(default_factory=CopyPace)
+    neighbours: Neighbours = field(default_factory=Neighbours)  # that links of ours read from
 
 
 Pool = LocalPool | DevicePool

@@ -81,6 +81,9 @@ class CudaIpcLink:
         self._num_pages = len(source)
         self._pool = pool
         self._copies = copies
+        self._is_neighbour = source.device == pool.memory.device
+        if self._is_neighbour:
+            pool.neighbours.came()
         self._watch = threading.Thread(target=self._let_go, name="cuda-ipc-link", daemon=True)
         self._watch.start()
 
@@ -105,3 +108,5 @@ class CudaIpcLink:
     def _let_go(self) -> None:
         self._connection.wait_for_end()
         self._source = None
+        if self._is_neighbour:
+            self._pool.neighbours.left()

@@ -107,6 +107,7 @@ class MockModel:
         self._vocabulary = mix(torch.arange(config.vocab_size, device=source.device))
         within = [token for token in source.eos_token_ids if token < config.vocab_size]
         self._eos = torch.tensor(within, dtype=torch.int64, device=source.device)
+        self._shifts = torch.tensor(_HASH_SHIFTS, device=source.device)  # a graph copies nothing in
 
     @classmethod
     def load(cls, source: ModelSource) -> tuple["MockModel", object]:
@@ -132,14 +133,12 @@ class MockModel:
             self._hash(pools, [table[owners] for table in tables], lengths)
             for owners, lengths in rows
         ]
-        shifts = torch.tensor(_HASH_SHIFTS, device=pools[0].device)
-        parts = torch.cat(hashes)[:, None] >> shifts & 0xFFFF
+        parts = torch.cat(hashes)[:, None] >> self._shifts & 0xFFFF
         return torch.cat((parts, contexts[:, None]), dim=1).float()
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         parts, contexts = hidden[:, :-1].long(), hidden[:, -1].long()
-        shifts = torch.tensor(_HASH_SHIFTS, device=hidden.device)
-        return self._logits((parts << shifts).sum(dim=1), contexts)
+        return self._logits((parts << self._shifts).sum(dim=1), contexts)
 
     def _sleep(self, batch: ForwardBatch) -> None:
         num_prefill_tokens = sum(chunk.query_len for chunk in batch.prefills)

@@ -14,7 +14,15 @@ import structlog
 
 from paceline.core.errors import ConfigError, IncompatiblePeer, PacelineError, PeerGone
 from paceline.kv_transfer import registry
-from paceline.kv_transfer.base import Link, Piece, Pool, Reader, Source, TransportSettings
+from paceline.kv_transfer.base import (
+    DevicePool,
+    Link,
+    Piece,
+    Pool,
+    Reader,
+    Source,
+    TransportSettings,
+)
 from paceline.worker.rank_messages import (
     CloseLink,
     ConnectLink,
@@ -61,6 +69,11 @@ class RankLinks:
                 continue
             source.start()
             self._sources.append(source)
+
+    @property
+    def has_neighbours(self) -> bool:
+        """Whether a source that is read from lies on the pool's own device."""
+        return isinstance(self._pool, DevicePool) and bool(self._pool.neighbours)
 
     def addresses(self) -> tuple[tuple[str, bytes], ...]:
         """Of the sources, by transport."""

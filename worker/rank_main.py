@@ -32,6 +32,7 @@ from paceline.kv_transfer.base import DevicePool, TransportSettings
 from paceline.kv_transfer.copy_pace import CopyPace
 from paceline.models.loader import LoadedModel, load_model
 from paceline.worker.device import check_device
+from paceline.worker.device_turns import DeviceTurns
 from paceline.worker.rank_links import RankLinks
 from paceline.worker.rank_messages import (
     FAILED,
@@ -79,15 +80,17 @@ class Outbox:
 class StepLoop:
     """Step → outputs, and rest when there is nothing to do until a command comes."""
 
-    def __init__(self, engine: Engine, outbox: Outbox) -> None:
+    def __init__(self, engine: Engine, outbox: Outbox, turns: DeviceTurns) -> None:
         self._engine = engine
         self.outbox = outbox
+        self._turns = turns
         self.woken = threading.Event()
         self.is_pinged = threading.Event()  # answered here: a loop that hangs must show
 
     def run(self) -> None:
         while True:
             self.woken.clear()
+            self._turns.wait()
             self._engine.advance()
             always = self.is_pinged.is_set()
             self.is_pinged.clear()
@@ -221,6 +224,15 @@ def make_links(
     return links
 
 
+def make_turns(config: RankConfig, engine: Engine, links: RankLinks | None) -> DeviceTurns:
+    def is_shared() -> bool:
+        return links is not None and links.has_neighbours
+
+    turns = DeviceTurns(is_shared, engine.awaits_kv, config.itl_target_ms / 1000)
+    engine.gives_way = turns.gives_way
+    return turns
+
+
 class WarmUpLog:
     """Tells in the log how far the compilation of kernels and the capture of graphs have come."""
 
@@ -286,7 +298,8 @@ def main() -> int:
         return fail(steps, RankFailed(error.code, error.message, error.field))
     except (MemoryError, RuntimeError) as error:  # torch: out of memory, no such device
         return fail(steps, RankFailed(ErrorCode.INTERNAL, str(error)[:300]))
-    loop = StepLoop(engine, outbox)
+    turns = make_turns(config, engine, links)
+    loop = StepLoop(engine, outbox, turns)
     start(answer_pool_calls, context, config.pool_address, engine)
     start(take_commands, context, config.command_address, engine, links, loop)
     gc.freeze()  # else a step waits 80 ms, now and then, while modules are looked through

@@ -187,6 +187,9 @@ def test_waiting_for_kv_holds_no_row() -> None:
     reader.handle(Submit(2, request(prompt(30, 1)))).run()
     assert len(reader.tokens(2)) == 8
     assert reader.engine.load().num_running == 0
+    assert reader.engine.awaits_kv()
+    reader.handle(Cancel(1)).run()
+    assert not reader.engine.awaits_kv()
 
 
 def test_a_cancel_during_a_transfer_keeps_its_pages_until_it_is_closed() -> None:

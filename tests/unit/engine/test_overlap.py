@@ -23,6 +23,18 @@ def test_a_step_is_launched_before_the_tokens_of_the_one_under_way_are_read() ->
     assert model.batches[1].token_ids.tolist() == b.tokens(1)[:1]
 
 
+def test_no_step_is_launched_behind_another_while_the_engine_gives_way() -> None:
+    b, model = recorded(overlap=True)
+    gives_way = True
+    b.engine.gives_way = lambda: gives_way
+    b.handle(Submit(1, request(prompt(10), max_tokens=5)))
+    launched = []
+    while b.step() is not None:
+        launched.append((len(model.batches), len(b.of(Emission))))
+        gives_way = len(launched) < 3
+    assert launched == [(1, 1), (2, 2), (3, 3), (5, 4), (5, 5)]
+
+
 def test_what_is_computed_beyond_a_stop_token_is_dropped() -> None:
     model = mock_model(eos_every=25)
     spec = request(prompt(20), max_tokens=30)

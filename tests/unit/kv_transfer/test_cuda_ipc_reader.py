@@ -1,5 +1,6 @@
 import os
 import socket
+from typing import cast
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from paceline.core.kv_layout import PageGroup
 from paceline.kv_transfer import cuda_ipc_reader
 from paceline.kv_transfer.base import DevicePool
 from paceline.kv_transfer.descriptor_reader import Offer, SourceConnection
+from paceline.kv_transfer.device_copies import DeviceCopies
 
 GROUP = PageGroup("full", num_layers=2, num_heads=2, head_dim=8)
 NUM_PAGES = 4
@@ -37,3 +39,18 @@ def test_a_source_on_another_device_is_refused_where_kernels_cannot_reach_it(
     assert ours.fileno() == -1, "the connection is left open"
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
+
+
+@pytest.mark.parametrize(("device", "is_neighbour"), [("cpu", True), ("meta", False)])
+def test_a_source_on_the_pools_device_is_a_neighbour_until_its_end(
+    device: str, is_neighbour: bool
+) -> None:
+    ours, source = socket.socketpair()
+    pages = torch.zeros(NUM_PAGES, GROUP.page_bytes, dtype=torch.uint8, device=device)
+    pool = DevicePool(torch.zeros(8, dtype=torch.uint8), GROUP, NUM_PAGES, -1)
+    copies = cast(DeviceCopies, None)  # nothing is read
+    link = cuda_ipc_reader.CudaIpcLink(SourceConnection(ours), pages, pool, copies)
+    assert bool(pool.neighbours) == is_neighbour
+    source.close()
+    link.close()
+    assert not pool.neighbours
