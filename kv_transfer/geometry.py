@@ -52,13 +52,22 @@ def check_equal(field: str, ours: object, theirs: object) -> None:
 
 def check_source_pages(pages: PageIds, num_pages: int) -> None:
     """Raises KvUnavailable for a page that the source does not have."""
+    if are_within(pages, num_pages):
+        return
     outside = np.flatnonzero((pages < 0) | (pages >= num_pages))
     if len(outside):
         raise no_such_page(int(pages[outside[0]]), num_pages)
 
 
+def are_within(pages: PageIds, num_pages: int) -> bool:
+    """In one look at each: what is negative is a large number without a sign."""
+    return not len(pages) or int(pages.view(np.uint64).max()) < num_pages
+
+
 def check_destination_pages(pages: PageIds, num_pages: int) -> None:
     """Raises IndexError: the caller wants to write outside its own pool."""
+    if are_within(pages, num_pages):
+        return
     outside = np.flatnonzero((pages < 0) | (pages >= num_pages))
     if len(outside):
         raise IndexError(f"destination page {pages[outside[0]]}: the pool has {num_pages} pages")

@@ -19,6 +19,8 @@ from paceline.kv_transfer.link_statistics import LinkStatistics
 
 MAX_SILENCE_S = 6.0  # of one piece: a source that is silent for longer has lost its leases anyway
 
+_NONE = np.empty(0, np.int64)
+
 Report = Callable[[int, int], None]  # (source page, generation) of a page that arrived wrong
 
 
@@ -55,14 +57,14 @@ def pull_verified(
     pull = _Pull(link, pages, statistics, deadline, cancelled)
     sums = np.empty_like(pages.checksums)
     for rows in _pieces(len(pages.source_pages), statistics):
-        sums[rows], is_wrong = pull.read(rows)
-        if is_wrong.any():
-            wrong = rows.start + np.flatnonzero(is_wrong)
+        sums[rows], found = pull.read(rows)
+        if len(found):
+            wrong = rows.start + found
             for row in wrong:
                 report(int(pages.source_pages[row]), int(pages.generations[row]))
-            sums[wrong], is_wrong = pull.read(wrong)
-            if is_wrong.any():
-                page = int(pages.source_pages[wrong[is_wrong.argmax()]])
+            sums[wrong], found = pull.read(wrong)
+            if len(found):
+                page = int(pages.source_pages[wrong[found[0]]])
                 raise KvMismatch(f"page {page} arrived twice with wrong checksums")
     return sums
 
@@ -83,8 +85,9 @@ class _Pull:
     deadline: float
     cancelled: threading.Event
 
-    def read(self, rows: slice | NDArray[np.int64]) -> tuple[CellSums, NDArray[np.bool_]]:
-        """One piece: these rows of the pull. Returns their sums, and which of them are wrong."""
+    def read(self, rows: slice | NDArray[np.int64]) -> tuple[CellSums, NDArray[np.int64]]:
+        """One piece: these rows of the pull. Returns their sums, and which of them are wrong, as
+        positions in `rows`."""
         if self.cancelled.is_set():
             raise Cancelled("the pull was cancelled")
         started = time.monotonic()
@@ -94,14 +97,13 @@ class _Pull:
         pages = self.pages
         piece = Piece(pages.source_pages[rows], pages.destination_pages[rows], pages.num_tokens)
         sums = self.link.read(piece, min(remaining, MAX_SILENCE_S))
-        is_wrong = _differ(sums, pages.checksums[rows])
-        self.statistics.add_piece(piece, time.monotonic() - started, int(is_wrong.sum()))
-        return sums, is_wrong
+        wrong = _wrong_rows(sums, pages.checksums[rows])
+        self.statistics.add_piece(piece, time.monotonic() - started, len(wrong))
+        return sums, wrong
 
 
-def _differ(sums: CellSums, promised: CellSums) -> NDArray[np.bool_]:
-    """Row by row. All at once first: they hardly ever do, and rows are short."""
-    if np.array_equal(sums, promised):
-        return np.zeros(len(sums), np.bool_)
-    is_wrong: NDArray[np.bool_] = (sums != promised).any(axis=1)
-    return is_wrong
+def _wrong_rows(sums: CellSums, promised: CellSums) -> NDArray[np.int64]:
+    """All at once first: they hardly ever differ, and a page is here in 60 µs."""
+    if sums.tobytes() == promised.tobytes():
+        return _NONE
+    return np.flatnonzero((sums != promised).any(axis=1))
