@@ -434,7 +434,9 @@ LINKS_DEGRADED = Metric(
     ("source", "transport"),
 )
 PEERS_APART = Metric(
-    "gauge", "paceline_peers_apart", "Sources that failed the canary: nothing is read from them."
+    "gauge",
+    "paceline_peers_apart",
+    "Sources whose canary, layout or model is another: nothing is read.",
 )
 PEERS_QUARANTINED = Metric(
     "gauge", "paceline_peers_quarantined", "Sources whose own bytes were wrong, left for a while."

@@ -15,6 +15,9 @@ from paceline.kv_transfer.geometry import Geometry, check_equal, check_geometry,
 from paceline.kv_transfer.host import host_identity
 
 
+_PEEK = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)  # once: it takes longer than the call
+
+
 class SourceConnection:
     """The source never speaks after its hello: anything to read is its end."""
 
@@ -24,7 +27,7 @@ class SourceConnection:
     def check_alive(self) -> None:
         """Raises PeerGone when the source has died or closed, or this end was closed."""
         try:
-            self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            self._socket.recv(1, _PEEK)
         except BlockingIOError:
             return
         except OSError:

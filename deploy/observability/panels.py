@@ -259,7 +259,7 @@ TRANSFER = Board(
             "short",
             (
                 Query("sum(paceline_links_degraded)", "links below their floor"),
-                Query("sum(paceline_peers_apart)", "sources that failed the canary"),
+                Query("sum(paceline_peers_apart)", "sources kept apart"),
                 Query("sum(paceline_peers_quarantined)", "sources in quarantine"),
             ),
             "All should be 0.",

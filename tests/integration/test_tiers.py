@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.support.workers import WorkerProcess, start_worker, wait_for
 HOST = "- {kind: host, capacity_mib: 16, eviction: arc}\n"
 LENGTH = 3000  # tokens; a pool of a MiB holds 4096
 NUM_BLOCKS = LENGTH // 16
+PAGE_BYTES = 4096
 WINDOWED = {"num_hidden_layers": 4, "head_dim": 4, "layer_windows": [100, 0, 100, 0]}
 
 
@@ -191,6 +193,36 @@ async def test_files_outlive_the_worker(tmp_path: Path, is_spoiled: bool) -> Non
         mismatches = worker.metric('paceline_tier_errors_total{cause="mismatch"')
         assert (num_cached == NUM_BLOCKS * 16) is (mismatches == 0) is not is_spoiled
         assert worker.metric("paceline_tier_pages") == NUM_BLOCKS  # deleted, and stored anew
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """With room for the pages of two prompts."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    size = 2 * NUM_BLOCKS * PAGE_BYTES
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(disk)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a tmpfs cannot be mounted here")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.slow
+async def test_mooncake_2475_a_full_disk_costs_hits_and_no_request(
+    tmp_path: Path, small_disk: Path
+) -> None:
+    """https://github.com/kvcache-ai/Mooncake/issues/2475, a whole worker: the disk is full from the
+    third prompt on, though the capacity is not reached."""
+    with worker_of("decode", tmp_path, file_tier(small_disk)) as worker:
+        first = {salt: (await visit(worker, prompt(salt)))[0] for salt in range(6)}
+        for salt in reversed(range(6)):
+            assert (await visit(worker, prompt(salt)))[0] == first[salt]
+        assert worker.metric("paceline_tier_pages") > 0
+        lost = ("paceline_tier_evictions_total", "paceline_tier_dropped_pages_total")
+        assert sum(map(worker.metric, lost)) > 0
+        assert worker.metric('paceline_tier_errors_total{cause="mismatch"') == 0
+        assert not worker.not_ready()
 
 
 @pytest.mark.slow

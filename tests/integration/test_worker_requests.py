@@ -349,6 +349,11 @@ async def test_wrong_bytes_at_the_source_are_found_and_dropped(deployment: Worke
         assert isinstance(wrong.decode.error, KvUnavailable)
         assert not wrong.decode.emissions
         assert source.metric("paceline_mismatches_reported_total") > reported
+        reader = deployment.by_name["tcp"]
+        cause = 'paceline_mismatch_causes_total{cause="source"}'
+        await asyncio.to_thread(wait_for, lambda: reader.metric(cause) == 1, 3)
+        assert reader.metric("paceline_mismatch_causes_total") == 1
+        assert reader.metric("paceline_peers_quarantined") == 0, "for one page nobody is"
         await wrong.prefill.until_ended()
         request.request_id += "-again"
         again = await run_split(pair.prefill, pair.decode, request)
