@@ -14,7 +14,6 @@ from paceline.kv_transfer.descriptor_wire import (
 from paceline.kv_transfer.geometry import Geometry, check_equal, check_geometry, decode_peer
 from paceline.kv_transfer.host import host_identity
 
-
 _PEEK = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)  # once: it takes longer than the call
 
 
