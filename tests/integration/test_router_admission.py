@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from paceline.core.errors import DeadlineExceeded
+from paceline.router.request import Request
 from paceline.v1 import common_pb2
 from tests.support.redis_server import RedisServer, redis_server
-from tests.support.router_bench import Bench, router_bench, until
+from tests.support.router_bench import Bench, make_request, router_bench, until
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +175,35 @@ async def test_work_whose_deadline_passes_in_the_queue_never_starts(store: Redis
         await until(lambda: running.ended)
         running.check(8)
         assert len(decode.commands("run")) == 1
+        await bench.check_idle()
+
+
+class _Sink:
+    """Of a request that is submitted past the wire."""
+
+    def __init__(self) -> None:
+        self.errors: list[Exception] = []
+
+    def emit(self, emission: common_pb2.Emission) -> None: ...
+
+    def fail(self, slot: int, error: Exception) -> None:
+        self.errors.append(error)
+
+
+async def test_work_whose_time_is_over_when_its_turn_comes_never_starts(
+    store: RedisServer,
+) -> None:
+    """It has room, and its turn comes before the timer of its deadline can be heard."""
+    async with router_bench(store) as bench:
+        decode = await bench.add("d0")
+        sink, ended = _Sink(), asyncio.Event()
+        request = Request(1, make_request(1, 100, 8, budget_ms=1), sink, 60.0)
+        bench.router.coordinator.submit(request, ended.set)
+        while asyncio.get_running_loop().time() <= request.deadline:
+            pass
+        await asyncio.wait_for(ended.wait(), 5)
+        assert [type(error) for error in sink.errors] == [DeadlineExceeded]
+        assert decode.commands("run") == []
         await bench.check_idle()
 
 

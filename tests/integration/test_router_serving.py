@@ -12,7 +12,7 @@ from paceline.core.keys import tenant_digest
 from paceline.router.coordinator import Coordinator
 from paceline.rpc import tickets
 from paceline.v1 import common_pb2
-from tests.support.fake_worker import DIGEST, MODEL, SECRET
+from tests.support.fake_worker import DIGEST, MODEL, SECRET, FakeWorker
 from tests.support.redis_server import RedisServer, redis_server
 from tests.support.router_bench import router_bench, until
 
@@ -130,10 +130,33 @@ async def test_pools_of_different_sizes_get_the_requests_that_fit_them(
         (await client.generate(num_prompt=500)).check(8)
 
 
+async def test_each_model_has_workers_of_its_own(store: RedisServer) -> None:
+    async with router_bench(store) as bench:
+        pools: dict[str, list[FakeWorker]] = {"tiny": [], "other": []}
+        for number, (model, digest) in enumerate([("tiny", DIGEST), ("other", "ee" * 32)] * 2):
+            added = await bench.add(f"d{number}", model=model, digest=digest)
+            pools[model].append(added)
+        client = await bench.client()
+        assert sorted(model.name for model in client.models) == ["other", "tiny"]
+        for model, digest in (("tiny", DIGEST), ("other", "ee" * 32)):
+            answers = [await client.submit(model=model, digest=digest) for _ in range(20)]
+            await until(lambda answers=answers: all(answer.ended for answer in answers))
+            for answer in answers:
+                answer.check(8)
+            served = [len(worker.commands("run")) for worker in pools[model]]
+            assert sum(served) == 20 and min(served) > 0
+        unknown = await client.generate(model="tin")
+        assert unknown.error is not None
+        assert unknown.error.code == common_pb2.ERROR_CODE_MODEL_NOT_FOUND
+
+
 _BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"model": "other"}, common_pb2.ERROR_CODE_MODEL_NOT_FOUND, "model"),
     ({"digest": "ee" * 32}, common_pb2.ERROR_CODE_UNAVAILABLE, ""),
     ({"max_tokens": 0}, common_pb2.ERROR_CODE_INVALID_REQUEST, "max_tokens"),
+    ({"ttft_ms": -1.0}, common_pb2.ERROR_CODE_INVALID_REQUEST, "ttft_ms"),
+    ({"itl_ms": float("nan")}, common_pb2.ERROR_CODE_INVALID_REQUEST, "itl_ms"),
+    ({"tenant_weight": -1.0}, common_pb2.ERROR_CODE_INVALID_REQUEST, "tenant_weight"),
     ({"num_prompt_tokens": 0}, common_pb2.ERROR_CODE_INVALID_REQUEST, "num_prompt_tokens"),
     ({"num_prompt_tokens": 101}, common_pb2.ERROR_CODE_INVALID_REQUEST, "num_prompt_tokens"),
     ({"request_id": ""}, common_pb2.ERROR_CODE_INVALID_REQUEST, "request_id"),

@@ -69,6 +69,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.worker_id = worker_id
         self.role = role
         self.cluster = cluster
+        self.model = MODEL
         self.digest = DIGEST
         self.context_length = 8192
         self.hello_s = 0.0  # before the first frame of a stream
@@ -109,7 +110,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             incarnation=f"inc-{next(self._incarnations)}",
             role=self.role,
             endpoint=f"127.0.0.1:{self._port}",
-            model=MODEL,
+            model=self.model,
             content_digest=self.digest,
             serving_digest="cd" * 32,
             context_length=self.context_length,
