@@ -27,12 +27,6 @@ class Stream(Protocol):
         """Of its worker, then."""
 
 
-def slack_s(stream: Stream, step: int, now: float) -> float:
-    if not stream.began_at:
-        return 0.0
-    return stream.hoped_itl_s * (step - stream.began_step) - (now - stream.began_at)
-
-
 def expected_misses(
     streams: Iterable[Stream],
     step: int,
@@ -44,13 +38,15 @@ def expected_misses(
     """How many streams a prompt of `prompt_s`, after `ahead_s` of others, makes miss their hope.
 
     `step`: the last one of their worker. `step_s`: of those with prompts, each of which brings
-    every stream a token.
+    every stream a token. Plain: it is done for each stream of eight workers, in each decision.
     """
     missed, both_s = 0.0, ahead_s + prompt_s
     for stream in streams:
-        lost = 1 - stream.hoped_itl_s / step_s  # of each second
-        if 0 < lost < 1:
-            after_s = slack_s(stream, step, now) - lost * both_s
+        itl_s, began_at = stream.hoped_itl_s, stream.began_at
+        if 0 < itl_s < step_s:
+            lost = 1 - itl_s / step_s  # of each second
+            slack_s = itl_s * (step - stream.began_step) - (now - began_at) if began_at else 0.0
+            after_s = slack_s - lost * both_s
             if after_s < 0:
                 before_s = after_s + lost * prompt_s
                 missed += min(1.0, -after_s / RECOVERY_S) - min(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.router.hopes import DOUBT_S, RECOVERY_S, chance_of_late, expected_misses, slack_s
+from paceline.router.hopes import DOUBT_S, RECOVERY_S, chance_of_late, expected_misses
 
 NOW = 1000.0
 ITL_S, STEP_S = 0.04, 0.08  # a second beside prompts costs half a second of slack
@@ -63,9 +63,11 @@ def test_who_says_nothing_hopes_for_nothing() -> None:
 
 
 def test_slack_is_what_steps_so_far_could_have_taken() -> None:
-    stream = _Stream(0.0)
-    assert slack_s(stream, 7, NOW + 0.1) == pytest.approx(-0.1)
-    assert slack_s(stream, 17, NOW + 0.1) == pytest.approx(10 * ITL_S - 0.1)
+    """Ten steps of 40 ms in 0.1 s leave 0.3 s: a prompt of 0.6 s takes them, one of 1.6 s more."""
+    streams = [_Stream(0.0)]
+    assert expected_misses(streams, 17, NOW + 0.1, STEP_S, 0.0, 0.599) == 0
+    found = expected_misses(streams, 17, NOW + 0.1, STEP_S, 0.0, 1.6)
+    assert found == pytest.approx(0.5 / RECOVERY_S)
 
 
 @given(
