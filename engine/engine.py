@@ -40,8 +40,9 @@ from paceline.engine.pool_calls import PoolCalls
 from paceline.engine.pools import PageSums
 from paceline.engine.prefix_cache import PrefixCache
 from paceline.engine.promise import promise
-from paceline.engine.runner import Forwarded, Launched, Prepared, Runner
+from paceline.engine.runner import Runner
 from paceline.engine.scheduler import Scheduler
+from paceline.engine.step_parts import Forwarded, Launched, Prepared
 from paceline.engine.warm_up import Progress, warm_up
 from paceline.models.base import Model
 

@@ -25,9 +25,9 @@ from paceline.engine.pooling import Floats
 from paceline.engine.pools import Sums
 from paceline.engine.prefix_cache import Tail
 from paceline.engine.promise import FilledBlocks
-from paceline.engine.runner import StepResult
 from paceline.engine.sampler import Sampled
 from paceline.engine.sequence import Group, Sequence, Stage
+from paceline.engine.step_parts import StepResult
 
 MAX_REST_PAGES = 128  # pinned with a record: a reader copies them in one go
 
