@@ -37,13 +37,15 @@ class SourceBlock:
 
 @dataclass(frozen=True, slots=True)
 class UnevenRun:
-    """Blocks of one page group of ours. `blocks`: by page group of the source that holds layers of
-    it, one for each page of ours."""
+    """Blocks of one page group of ours: the page that each goes into, and, where pages of ours have
+    several, its place there. `blocks`: as many, by page group of the source that holds layers of
+    it."""
 
     group: int
     pages: Sequence[int]
     blocks: Mapping[int, Sequence[SourceBlock]]
-    num_tokens: int | None = None  # of each, if it is a partial one
+    num_tokens: int | None = None  # of each, if it is a partial one: the first of its page
+    places: Sequence[int] = ()  # empty: the first of each page
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +84,9 @@ class UnevenPull:
         self._turn = threading.Lock()
 
     def pull(self, run: UnevenRun, statistics: LinkStatistics, limits: Limits) -> CellSums:
-        """Returns the sums of what lies in our pages, one a KV head, rank after rank. Raises what
-        pull_verified raises, and KvUnavailable for blocks that the source's pages do not have."""
+        """Returns the sums of what lies in our pages, of each once, one a KV head, rank after rank.
+
+        Raises what pull_verified raises, KvUnavailable for blocks that the source's pages lack."""
         for blocks in run.blocks.values():
             self._check(blocks)
         most = min(source.num_staged for source in self.sources)
@@ -91,8 +94,8 @@ class UnevenPull:
             for start in range(0, len(run.pages), most):
                 part = slice(start, start + most)
                 for group, blocks in run.blocks.items():
-                    self._pull_part(run, group, blocks[part], run.pages[part], statistics, limits)
-        pages = np.array(run.pages, np.int64)
+                    self._pull_part(run, group, blocks[part], part, statistics, limits)
+        pages = np.array(list(dict.fromkeys(run.pages)), np.int64)
         sums = [sum_pages(p.memory, pages, p.group, run.num_tokens) for p in self._pools]
         return np.concatenate(sums, axis=1)
 
@@ -108,7 +111,7 @@ class UnevenPull:
         run: UnevenRun,
         group: int,
         blocks: Sequence[SourceBlock],
-        pages: Sequence[int],
+        part: slice,
         statistics: LinkStatistics,
         limits: Limits,
     ) -> None:
@@ -126,8 +129,8 @@ class UnevenPull:
                 report=_by_page_of_books(source, limits.report),
             )
             first_head = end
-        places = [staged[block.page] for block in blocks]
-        self._scatter(run, group, places, [block.block for block in blocks], pages)
+        pages = [staged[block.page] for block in blocks]
+        self._scatter(run, group, pages, [block.block for block in blocks], part)
 
     def _scatter(
         self,
@@ -135,21 +138,22 @@ class UnevenPull:
         source_group: int,
         staged_pages: Sequence[int],
         staged_blocks: Sequence[int],
-        pages: Sequence[int],
+        part: slice,
     ) -> None:
         source, reader = self.layouts.source, self.layouts.reader
         num_bytes = source.cell_bytes
         if run.num_tokens is not None:
             num_bytes = self._pools[0].group.tail_bytes(run.num_tokens)
-        zeros = [0] * len(pages)
+        pages = run.pages[part]
+        places = run.places[part] or [0] * len(pages)
         for layer in reader.layers_of(run.group):
             if source.layers[layer][0] != source_group:
                 continue
             for share in self.layouts.shares:
                 staged = self.sources[share.source_rank]
-                places = [staged.first_staged + page for page in staged_pages]
-                cells = source.cells(share.source_rank, layer, share.heads, places, staged_blocks)
-                to = reader.cells(share.rank, layer, share.heads, pages, zeros)
+                taken = [staged.first_staged + page for page in staged_pages]
+                cells = source.cells(share.source_rank, layer, share.heads, taken, staged_blocks)
+                to = reader.cells(share.rank, layer, share.heads, pages, places)
                 copy_cells(
                     (self._pools[share.rank].memory, to),
                     (staged.staging.memory, cells),

@@ -195,7 +195,8 @@ class PeerDirectory:
             if (fault := self.fault_of(peer))
         ]
         apart = self.checks.apart.items()
-        return shown + [f"kept apart from {source}: {reason}" for (source, _), reason in apart]
+        shown += [f"kept apart from {source}: {reason}" for (source, _), reason in apart]
+        return shown + [f"in quarantine: {source}" for source, _ in self.quarantine.held()]
 
     def sweep(self) -> None:
         """Forgets peers that have been gone for long."""

@@ -47,8 +47,11 @@ class Quarantine:
         self._records: dict[PeerKey, Record] = {}
 
     def __len__(self) -> int:
+        return len(self.held())
+
+    def held(self) -> list[PeerKey]:
         """Those who are in it now."""
-        return sum(self.holds(key) for key in self._records)
+        return [key for key in self._records if self.holds(key)]
 
     def holds(self, key: PeerKey) -> bool:
         record = self._records.get(key)

@@ -150,19 +150,22 @@ def pull_all(
 ) -> None:
     """Pulls every block into every group of ours, and compares each byte of all our pools."""
     num_groups, num_blocks = len(reader.windows), source.num_blocks
-    pools = pools_of(reader, num_groups * num_blocks + 3, 0xA5)
+    num_used = -(-num_blocks // reader.page_blocks)
+    pools = pools_of(reader, num_groups * num_used + 3, 0xA5)
     expected = [values(pool).copy() for pool in pools]
-    pages = np.random.default_rng(9).permutation(pools[0].num_pages)[: num_groups * num_blocks]
-    pages = pages.reshape(num_groups, num_blocks)
+    pages = np.random.default_rng(9).permutation(pools[0].num_pages)[: num_groups * num_used]
+    pages = pages.reshape(num_groups, num_used)
     layouts = LayoutMap(source.layout, reader)
     used = num_tokens or PAGE_TOKENS
+    places = [divmod(block, reader.page_blocks) for block in range(num_blocks)]
     with connected(source, reader, pools, transport) as pull:
         for group in range(num_groups):
             blocks = {
                 theirs: [source.block(theirs, block, num_tokens) for block in range(num_blocks)]
                 for theirs in layouts.source_groups(group)
             }
-            run = UnevenRun(group, pages[group].tolist(), blocks, num_tokens)
+            to = [int(pages[group, page]) for page, _ in places]
+            run = UnevenRun(group, to, blocks, num_tokens, [place for _, place in places])
             sums = pull.pull(run, LinkStatistics(pools[0].group), limits())
             again = [
                 sum_pages_reference(p.memory, pages[group], p.group, num_tokens) for p in pools
@@ -170,10 +173,13 @@ def pull_all(
             assert np.array_equal(sums, np.concatenate(again, axis=1))
     for layer, (group, index) in enumerate(reader.layers):
         for rank, held in enumerate(reader.ranks):
-            for block in range(num_blocks):
-                tokens = slice(block * PAGE_TOKENS, block * PAGE_TOKENS + used)
-                to = expected[rank][pages[group, block], index]
-                to[:, :, :used] = kv[layer, :, held.first : held.end, tokens]
+            for block, (page, place) in enumerate(places):
+                start = block * PAGE_TOKENS
+                to_tokens = slice(place * PAGE_TOKENS, place * PAGE_TOKENS + used)
+                to_cells = expected[rank][pages[group, page], index]
+                to_cells[:, :, to_tokens] = kv[
+                    layer, :, held.first : held.end, start : start + used
+                ]
     for pool, wanted in zip(pools, expected, strict=True):
         assert values(pool).tobytes() == wanted.tobytes()
 
@@ -192,7 +198,7 @@ def pairs(draw: st.DrawFn) -> tuple[WorkerLayout, WorkerLayout, int]:
             per_page=draw(st.integers(1, num_layers)),
             windows=windows,
         )
-        for blocks in (draw(st.integers(1, 4)), 1)
+        for blocks in (draw(st.integers(1, 4)), draw(st.integers(1, 4)))
     )
     return one, other, heads
 
@@ -229,6 +235,7 @@ def test_vllm_42895_pages_of_32_tokens_fill_pages_of_16(transport: str) -> None:
     kv = random_kv(3, 2, 5, 2)
     source = Source(layout(3, 2, page_blocks=2), kv, 2)
     pull_all(source, layout(3, 2), kv, transport=transport)
+    pull_all(Source(layout(3, 2), kv, 2), layout(3, 2, page_blocks=2), kv, transport=transport)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 15])

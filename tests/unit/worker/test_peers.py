@@ -132,6 +132,7 @@ async def test_a_source_whose_bytes_were_wrong_is_left_for_a_while(
         assert peer in peers.connected()
         peers.judge(peer, Verdict.SOURCE)
     assert peers.connected() == []
+    assert peers.details() == ["in quarantine: source"]
     with pytest.raises(KvUnavailable, match="quarantine"):
         await peers.get(TICKET, endpoint)
 
