@@ -7,6 +7,7 @@ apart, whatever their digests say.
     pool │ pages of requests │ own: block 0, 1 of group 0, then of group 1 … │ arrivals │ scratch
 """
 
+import time
 from dataclasses import dataclass
 
 import torch
@@ -55,6 +56,14 @@ class Canary:
     def compute(self, model: Model) -> None:
         """Fills the own pages."""
         model.forward(self._batch(model.vocab_size), self.pools)
+
+    def token_seconds(self, model: Model) -> float:
+        """Computes them once more: how long that takes for each token."""
+        started_s = time.perf_counter()
+        self.compute(model)
+        for pool in self.pools:
+            pool[self.own_pages[-1]].flatten()[-1].item()  # waits for a device
+        return (time.perf_counter() - started_s) / NUM_TOKENS
 
     @property
     def tolerance(self) -> float:

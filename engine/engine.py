@@ -252,7 +252,7 @@ class Engine:
             num_free_pages=max(0, self.pool.num_available - scheduler.waiting.num_pages),
             num_pages=self.pool.num_pages,
             num_preemptions=scheduler.num_preemptions,
-            token_s=scheduler.step_time.token_s,
+            token_s=scheduler.step_time.token_s or scheduler.step_time.tested_token_s,
         )
 
     def _has_events(self) -> bool:

@@ -67,6 +67,7 @@ class StepTime:
         self.max_step_s = max_step_s
         self.itl_target_s = itl_target_s
         self.token_s = 0.0
+        self.tested_token_s = 0.0  # of a short chunk, before the first step: sizes none
         self.model = StepModel() if itl_target_s else None
 
     def budget(self, max_tokens: int, num_decodes: int) -> StepBudget:

@@ -196,6 +196,7 @@ def make_engine(config: RankConfig) -> tuple[Engine, LoadedModel, RankPool]:
     engine = Engine(loaded.model, engine_config, pool.tensors, pool.memory, pool.canary)
     engine.warm_up(WarmUpLog())
     pool.canary.compute(loaded.model)
+    engine.scheduler.step_time.tested_token_s = pool.canary.token_seconds(loaded.model)
     return engine, loaded, pool
 
 

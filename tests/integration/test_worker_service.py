@@ -21,6 +21,7 @@ from paceline.rpc.channel import connect
 from paceline.rpc.status import error_of
 from paceline.v1 import common_pb2, kv_pb2, kv_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tests.support.fake_router import Attachment, make_request, make_ticket, token
+from tests.support.gateway_client import until
 from tests.support.mock_model import write_mock_model
 from tests.support.redis_server import RedisServer
 from tests.support.redis_server import redis_server as running_redis
@@ -73,6 +74,14 @@ def test_the_front_does_without_torch(worker: WorkerProcess) -> None:
 async def test_its_place_is_told_to_routers(worker: WorkerProcess) -> None:
     async with Attachment(worker.endpoint) as router:
         assert (router.info.zone, router.info.node) == ("z1", "n7")
+
+
+async def test_what_its_self_test_took_is_told_before_it_has_computed_a_prompt(
+    worker: WorkerProcess,
+) -> None:
+    async with Attachment(worker.endpoint) as router:
+        await until(lambda: router.num_frames > 0)
+        assert router.load.step == 0 and router.load.prompt_token_us > 0
 
 
 async def test_pages_are_pinned_by_name_and_released_by_silence(worker: WorkerProcess) -> None:

@@ -72,3 +72,11 @@ def test_a_nan_is_far() -> None:
     arrive(canary, canary)
     canary.pools[0][canary.arrival_pages[0], 0, 0, 0, 0, 0] = math.nan
     assert not canary.distance() <= canary.tolerance
+
+
+def test_its_time_says_how_fast_prompts_are(tmp_path: Path) -> None:
+    model = mock_model(token_s=0.002)
+    canary = computed(model)
+    before = [pool.clone() for pool in canary.pools]
+    assert canary.token_seconds(model) == pytest.approx(0.002, rel=0.5)
+    assert all(map(torch.equal, before, canary.pools)), "what peers compare stays the same"
