@@ -31,6 +31,9 @@ class GatewayConfig:
         "With several processes, where the first one shows its /metrics, /livez and /readyz, the"
         " others at the ports after it; 0 picks free ones.",
     )
+    stall_s: float = setting(
+        30.0, "One of several processes that stands still for so long is ended and started again."
+    )
     operator_address: str = setting(
         "",
         "Where operators find /debug/requests and /metrics, as host:port; port 0 picks a free one."
@@ -124,6 +127,8 @@ class GatewayConfig:
         check_ports(self, "port", "grpc_port", "probe_port")
         reason = f"must be at most {MAX_PROCESSES}"
         ConfigError.check("processes", self.processes, self.processes <= MAX_PROCESSES, reason)
+        reason = "must be longer than 2 s: each process beats every second"
+        ConfigError.check("stall_s", self.stall_s, self.stall_s > 2, reason)
         outlasts = self.router_silence_s > MAX_BEAT_S
         reason = f"must be longer than the {MAX_BEAT_S:g} s between beats of a router"
         ConfigError.check("router_silence_s", self.router_silence_s, outlasts, reason)

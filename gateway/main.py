@@ -26,16 +26,19 @@ from paceline.gateway.usage import Usages
 _STOP_MARGIN_S = 1.0  # for connections that are cut
 _MAX_FILES = 1 << 16  # wanted for connections; shells often allow 1024
 _READY_S = 5.0  # how long one that shares its ports looks for a router before it listens
+_BEAT_S = 1.0
 _SWITCH_INTERVAL_S = 0.001  # a thread that renders a template may hold the loop up that long
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Of a process among those of its gateway. `listens` is called once it does."""
+    """Of a process among those of its gateway. `listens` is called once it does, `beat` every
+    second from then on, unless the event loop stands still."""
 
     number: int = 0
     usages: Usages | None = None
     listens: Callable[[], None] = lambda: None
+    beat: Callable[[], None] = lambda: None
 
 
 ALONE = Place()
@@ -170,12 +173,20 @@ async def _serve(config: GatewayConfig, place: Place) -> int:
     ports |= {"probe_port": server.probe_port} if config.shares_ports else {}
     logger.info("listening", host=config.host, **ports, operator_port=server.operator_port)
     place.listens()
+    beats = loop.create_task(_beat(place), name="beats")
     await asked_to_stop.wait()
     logger.info("draining", timeout_s=config.drain_timeout_s)
     await server.drain()
     await server.stop()
+    beats.cancel()
     logger.info("stopped")
     return 0
+
+
+async def _beat(place: Place) -> None:
+    while True:
+        await asyncio.sleep(_BEAT_S)
+        place.beat()
 
 
 def _allow_many_files() -> None:

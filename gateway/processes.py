@@ -3,7 +3,8 @@
     parent     keeps the ports, listens on none ── starts, watches, starts again ──► process 0, 1, …
     process    a whole gateway that listens on both: the kernel spreads connections over them
 
-One that ends is started again, with back-off, while the others go on. SIGTERM or SIGINT drains all
+One that ends is started again, with back-off, while the others go on; one whose event loop stands
+still for `stall_s` is ended. SIGTERM or SIGINT drains all
 at once. None outlives its parent.
 """
 
@@ -28,6 +29,7 @@ from paceline.gateway.usage import SharedUsages, new_usage_file
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.5, 30.0
 STEADY_S = 60.0  # a process that lived so long starts with the first back-off again
 CUT_MARGIN_S = 10.0  # after the drain timeout: what is left then is killed
+_MANY_BEATS = 1024
 _COMMAND = [sys.executable, "-P", "-m", "paceline.gateway.sibling"]
 logger = structlog.stdlib.get_logger("paceline.gateway")
 
@@ -110,6 +112,7 @@ class Processes:
         report = report_of(await process.stdout.readline())
         if report is not None and not report.error:
             self._listens(number)
+            await self._while_it_beats(number, process)
         code = await process.wait()
         del self._live[number]
         self._usages.forget_running(number)
@@ -130,6 +133,21 @@ class Processes:
         process.stdin.write(Sibling(self._config, number, self._usage_fd).encode())
         process.stdin.close()
         return process
+
+    async def _while_it_beats(self, number: int, process: asyncio.subprocess.Process) -> None:
+        """Until it ends, or stands still and is ended."""
+        assert process.stdout is not None
+        num_silent = 0
+        while num_silent < 2:  # halves: one alone may be a time in which we stood still ourselves
+            beats = process.stdout.read(_MANY_BEATS)
+            try:
+                if not await asyncio.wait_for(beats, self._config.stall_s / 2):
+                    return
+                num_silent = 0
+            except TimeoutError:
+                num_silent += 1
+        logger.error("process_stands_still", process=number, stall_s=self._config.stall_s)
+        process.kill()
 
     def _listens(self, number: int) -> None:
         if number in self._listened:

@@ -1,12 +1,11 @@
 """One of several processes of a gateway: `python -m paceline.gateway.sibling`.
 
 Its parent tells on standard input what it is, and hears on standard output, in one line of JSON,
-that it listens or why it cannot.
+that it listens or why it cannot; then a byte a second while its event loop goes on.
 """
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,28 +42,30 @@ def report_of(line: bytes) -> Report | None:
 def main() -> int:
     raw = sys.stdin.buffer.read()
     sibling = msgspec.msgpack.decode(raw, type=Sibling, dec_hook=_path_of)
-    tell = _reporter()
+    parent = _Parent()
     from paceline.gateway.main import Place, run  # 0.5 s, in which our parent need not wait
 
     usages = SharedUsages(sibling.usage_fd, sibling.number)
+    place = Place(sibling.number, usages, lambda: parent.tell(Report()), parent.beat)
     try:
-        return run(sibling.config, Place(sibling.number, usages, lambda: tell(Report())))
+        return run(sibling.config, place)
     except ConfigError as error:
-        tell(Report(error.message, error.field))
+        parent.tell(Report(error.message, error.field))
         return EXIT_CANNOT_START
 
 
-def _reporter() -> Callable[[Report], None]:
-    """Writes to what was standard output: who prints from now on is heard on standard error, for
-    nobody else is to speak there, and it is not read for ever."""
-    reports = os.dup(sys.stdout.fileno())
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    return lambda report: _write(reports, report)
+class _Parent:
+    """Takes standard output for itself: who prints from now on is heard on standard error."""
 
+    def __init__(self) -> None:
+        self._pipe = os.dup(sys.stdout.fileno())
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
-def _write(reports: int, report: Report) -> None:
-    os.write(reports, msgspec.json.encode(report) + b"\n")
-    os.close(reports)
+    def tell(self, report: Report) -> None:
+        os.write(self._pipe, msgspec.json.encode(report) + b"\n")
+
+    def beat(self) -> None:
+        os.write(self._pipe, b".")
 
 
 def _text_of(value: Any) -> str:

@@ -168,6 +168,20 @@ async def test_one_that_is_killed_is_started_again_while_the_others_serve(
     assert await asyncio.wait_for(gateway.process.wait(), 10) == 0
 
 
+async def test_one_that_stands_still_is_ended_and_started_again(tmp_path: Path) -> None:
+    async with gateway_process(tmp_path, *SEVERAL, "--stall-s", "3") as gateway:
+        await all_listen(gateway)
+        await asyncio.sleep(4)  # who goes on is left alone
+        assert not events(gateway, "process_ended")
+        victim = psutil.Process(gateway.process.pid).children()[1]
+        victim.suspend()
+        await until(lambda: bool(events(gateway, "process_started_again")), 15)
+        (told,) = events(gateway, "process_stands_still")
+        assert [one["process"] for one in events(gateway, "process_ended")] == [told["process"]]
+        for _ in range(NUM_CONNECTIONS):
+            assert await complete(gateway) == 200
+
+
 async def test_none_outlives_a_parent_that_is_killed(gateway: GatewayProcess) -> None:
     children = psutil.Process(gateway.process.pid).children()
     gateway.process.kill()
