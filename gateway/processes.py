@@ -146,7 +146,7 @@ class Processes:
                 num_silent = 0
             except TimeoutError:
                 num_silent += 1
-        logger.error("process_stands_still", process=number, stall_s=self._config.stall_s)
+        logger.error("process stands still", process=number, stall_s=self._config.stall_s)
         process.kill()
 
     def _listens(self, number: int) -> None:

@@ -172,12 +172,12 @@ async def test_one_that_stands_still_is_ended_and_started_again(tmp_path: Path) 
     async with gateway_process(tmp_path, *SEVERAL, "--stall-s", "3") as gateway:
         await all_listen(gateway)
         await asyncio.sleep(4)  # who goes on is left alone
-        assert not events(gateway, "process_ended")
+        assert not events(gateway, "process ended")
         victim = psutil.Process(gateway.process.pid).children()[1]
         victim.suspend()
-        await until(lambda: bool(events(gateway, "process_started_again")), 15)
-        (told,) = events(gateway, "process_stands_still")
-        assert [one["process"] for one in events(gateway, "process_ended")] == [told["process"]]
+        await until(lambda: bool(events(gateway, "process started again")), 15)
+        (told,) = events(gateway, "process stands still")
+        assert [one["process"] for one in events(gateway, "process ended")] == [told["process"]]
         for _ in range(NUM_CONNECTIONS):
             assert await complete(gateway) == 200
 
