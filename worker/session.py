@@ -6,14 +6,12 @@ that is closed as a whole. Everything here runs on the event loop; copies run in
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
-import structlog
 
-from paceline.core.errors import Cancelled, EngineFailure, KvUnavailable, PacelineError, Unavailable
+from paceline.core.errors import Cancelled, EngineFailure, PacelineError, Unavailable
 from paceline.core.tracing import OFF, Tracing
 from paceline.engine import messages
 from paceline.engine.messages import StepOutput
@@ -24,16 +22,16 @@ from paceline.worker.config import WorkerConfig
 from paceline.worker.connectors import Connectors
 from paceline.worker.frames import load_to_proto
 from paceline.worker.handoffs import HandoffTable
+from paceline.worker.housekeeping import Housekeeping
 from paceline.worker.leases import LeaseTable, PageLives
 from paceline.worker.link_checks import LinkChecks
-from paceline.worker.link_figures import link_figures
 from paceline.worker.metrics import WorkerMetrics
 from paceline.worker.page_fill import Origin, PageFill
 from paceline.worker.peers import PeerDirectory
 from paceline.worker.prefix_offers import PrefixOffers
 from paceline.worker.prefix_pull import PrefixPull
 from paceline.worker.pull_threads import PullThreads
-from paceline.worker.rank_messages import LinkReply, Ping, RankCommand
+from paceline.worker.rank_messages import LinkReply, RankCommand
 from paceline.worker.rank_process import RankProcess
 from paceline.worker.rank_watch import RankWatch
 from paceline.worker.router_stream import RouterStream
@@ -43,8 +41,6 @@ from paceline.worker.tiering import SlotCommand, Tiering
 
 if TYPE_CHECKING:
     from paceline.worker.adoption import Adoption
-
-_log = structlog.get_logger("paceline.worker")
 
 Q = TypeVar("Q")
 KeysChanged = Callable[[messages.Stored | messages.Removed], None]
@@ -94,8 +90,7 @@ class Session:
         self._events = StepEvents(self)
         on_cpu = config.device == "cpu"
         self.watch = RankWatch(config.beat_s, rank.process.pid, on_cpu=on_cpu)
-        self._num_outputs = 0
-        self._settled_output = -1
+        self.num_outputs = 0  # of the rank, so far
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._background: set[asyncio.Task[object]] = set()
 
@@ -215,7 +210,10 @@ class Session:
     async def run(self) -> str:
         """Serves until the rank is lost; returns why."""
         exited = asyncio.create_task(self.rank.process.wait())
-        loops = (asyncio.create_task(self._receive()), asyncio.create_task(self._beat()))
+        loops = (
+            asyncio.create_task(self._receive()),
+            asyncio.create_task(Housekeeping(self).run()),
+        )
         tasks: tuple[asyncio.Future[Any], ...] = (*loops, exited)
         try:
             await asyncio.wait((*tasks, self._lost), return_when=asyncio.FIRST_COMPLETED)
@@ -262,58 +260,9 @@ class Session:
             if not isinstance(output, StepOutput):
                 raise EngineFailure(f"the rank sent {type(output).__name__}")
             self.watch.hear(output)
-            self._num_outputs += 1
+            self.num_outputs += 1
             self._events.apply(output)
             await asyncio.sleep(0)  # the frames of this step leave before we look for the next
-
-    async def _beat(self) -> None:
-        """Every second: says that we live, and looks who else does."""
-        while True:
-            started = time.monotonic()
-            self.send(Ping())
-            self.watch.beat()
-            if self.watch.quiet_s > 2 * self.config.stall_s:
-                self.lose("the rank process does not answer")
-            self._sweep()
-            await asyncio.sleep(self.config.beat_s)
-            if time.monotonic() - started > self.config.silence_s:
-                self._wake_up()
-
-    def _sweep(self) -> None:
-        load = self.load_now()
-        links = link_figures(self.peers.connected(), len(self.info.most_pages))
-        oldest = time.monotonic() - self.config.silence_s
-        for stream in list(self.streams):
-            if stream.last_heard < oldest:
-                self.end_stream(stream, Unavailable("the router is silent"))
-            else:
-                stream.flush(load, beat=True, links=links)
-        self.unpin(self.leases.sweep())
-        for handoff in self.handoffs.abandoned(self.leases.is_silent, time.time() * 1000):
-            slot = self.slots.get(handoff.slot_number)
-            if slot is not None:
-                self.end(slot, KvUnavailable("nobody took the KV"))
-        self.peers.sweep()
-        self.metrics.observe(self)
-        if not len(self.slots) and (self._num_outputs != self._settled_output or len(self.leases)):
-            self.background(self._check_books, messages.CheckIntegrity())
-
-    async def _check_books(self, call: messages.CheckIntegrity) -> None:
-        """While nothing runs, until all is let go and all pages were looked at: their states must
-        add up to the pool."""
-        output = self._num_outputs
-        integrity = await self.rank.link.call(call)
-        assert isinstance(integrity, messages.Integrity)
-        self.metrics.observe_pages(integrity)
-        held = integrity.num_mapped + integrity.num_pinned + integrity.num_quarantined
-        self._settled_output = output if integrity.is_round and not held else -1
-        if integrity.problem:
-            _log.error("page books do not balance", problem=integrity.problem)
-
-    def _wake_up(self) -> None:
-        """We were paused past the limit: others have given our slots up, so do we."""
-        for stream in list(self.streams):
-            self.end_stream(stream, Unavailable("the worker was paused"))
 
 
 async def _swallow(call: Callable[[Q], Awaitable[object]], message: Q) -> None:
