@@ -31,12 +31,13 @@ Place = Callable[[], P | None]
 
 
 class _Waiter(Generic[P]):
-    __slots__ = ("future", "group", "place", "turn")
+    __slots__ = ("comes_back", "future", "group", "place", "turn")
 
-    def __init__(self, group: Hashable, turn: Turn, place: Place[P]) -> None:
+    def __init__(self, group: Hashable, turn: Turn, place: Place[P], *, comes_back: bool) -> None:
         self.group = group
         self.turn = turn
         self.place = place
+        self.comes_back = comes_back
         self.future: asyncio.Future[P] = asyncio.get_running_loop().create_future()
 
 
@@ -98,7 +99,7 @@ class AdmissionQueue(Generic[P]):
         caller owns the result; one that arrives together with a cancellation is closed here.
         `comes_back`: the request had its turn before.
         """
-        waiter = _Waiter(group, turn, place)
+        waiter = _Waiter(group, turn, place, comes_back=comes_back)
         self._groups.setdefault(group, Lineup()).push(waiter, comes_back=comes_back)
         share = self._shares.setdefault((turn.priority, turn.tenant), _Share())
         share.cost += turn.cost
@@ -169,9 +170,13 @@ class AdmissionQueue(Generic[P]):
 
     def _victims(self, turn: Turn) -> Iterator[_Waiter[P]]:
         """Whose place a request may take, in this order: those of lower priorities, and of its own
-        the newest of whoever has no less than its tenant even then."""
+        the newest of whoever has no less than its tenant even then. Nobody's who has had a turn:
+        its client may have tokens."""
         costs = {key: share.cost for key, share in self._shares.items()}
-        newest = {key: reversed(share.waiters) for key, share in self._shares.items()}
+        newest = {
+            key: (waiter for waiter in reversed(share.waiters) if not waiter.comes_back)
+            for key, share in self._shares.items()
+        }
         own = costs.get((turn.priority, turn.tenant), 0.0) + turn.cost
         while costs:
             key = max(costs, key=lambda key: (key[0], costs[key]))

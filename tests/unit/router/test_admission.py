@@ -207,6 +207,26 @@ async def test_a_higher_priority_takes_the_place_of_the_newest_of_a_lower_one() 
     await tasks[0]
 
 
+async def test_who_comes_back_keeps_its_place() -> None:
+    """Its client may have tokens already."""
+    queue, room = AdmissionQueue[_Slot](2, 10_000), _Room(0)
+    back = _turn(queue, priority=5)
+    tasks = [asyncio.create_task(queue.wait("m", back, room.place("back"), comes_back=True))]
+    tasks.append(_wait(queue, room, "new", priority=5))
+    await asyncio.sleep(0)
+    queue.make_room(_turn(queue))
+    with pytest.raises(Overloaded):
+        await tasks[1]
+    tasks[1] = _wait(queue, room, "high")
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded):
+        queue.make_room(_turn(queue, priority=-1, num_tokens=10_000))
+    room.free = 2
+    queue.wake()
+    await asyncio.gather(*tasks)
+    assert len(queue) == 0
+
+
 async def test_one_that_takes_too_many_places_takes_none() -> None:
     """A long prompt for which nobody gives up enough."""
     queue, room = AdmissionQueue[_Slot](8, 1000), _Room(0)
