@@ -29,8 +29,8 @@ class LinkStatistics:
         self._figures = LinkFigures(0, 0, 0, 0.0, _FIRST_GUESS)
 
     @property
-    def page_bytes(self) -> int:
-        return self._group.page_bytes
+    def group(self) -> PageGroup:
+        return self._group
 
     @property
     def token_bytes(self) -> float:

@@ -18,6 +18,7 @@ import structlog
 from paceline.core.errors import IncompatiblePeer, PacelineError
 from paceline.engine.messages import CanaryCompared, CompareCanary, PoolReply
 from paceline.kv_transfer.base import MAX_PIECE_PAGES, Link, PageIds, Piece
+from paceline.kv_transfer.link_statistics import LinkStatistics
 from paceline.kv_transfer.pull import PinnedPages, pull_verified
 from paceline.kv_transfer.uneven_pull import Limits
 from paceline.v1 import kv_pb2
@@ -69,13 +70,17 @@ class LinkChecks:
             raise IncompatiblePeer(known.message, field=known.field)
 
     async def admit(
-        self, key: PeerKey, description: kv_pb2.DescribeResponse, reached: Reached
+        self,
+        key: PeerKey,
+        description: kv_pb2.DescribeResponse,
+        reached: Reached,
+        *,
+        again: bool = False,
     ) -> None:
-        """The first pairing with a source: pulls its canary and compares it with ours.
-
-        Raises IncompatiblePeer if it is another, and what a pull raises.
+        """The first pairing with a source, or one `again`: pulls its canary and compares it with
+        ours. Raises IncompatiblePeer if it is another, and what a pull raises.
         """
-        if key in self._passed:
+        if key in self._passed and not again:
             return
         _forget_older(self._apart, key)
         _forget_older(self._passed, key)
@@ -94,15 +99,16 @@ class LinkChecks:
         """Into our arrival pages."""
         ends = time.monotonic() + CANARY_TIMEOUT_S
         limits = Limits(ends, threading.Event(), lambda page, generation: None)
+        figures = LinkStatistics(reached.statistics.group)  # no request's bytes
         if reached.uneven is not None:
             layouts = reached.uneven.layouts
             for run in canary_runs(layouts, description.canary, self._canary):
-                reached.uneven.pull(run, reached.statistics, limits)
+                reached.uneven.pull(run, figures, limits)
             return
         pull_verified(
             reached.link,
             self._pages(description),
-            reached.statistics,
+            figures,
             deadline=limits.deadline,
             cancelled=limits.cancelled,
             report=limits.report,
@@ -154,7 +160,7 @@ class LinkChecks:
         return f"{_megabytes(speed.bytes_per_second)} MB/s, below {_megabytes(self._floor)}"
 
     def _measure(self, reached: Reached, source_pages: PageIds) -> LinkSpeed:
-        link, page_bytes = reached.link, reached.statistics.page_bytes
+        link, page_bytes = reached.link, reached.statistics.group.page_bytes
         to = self._canary.scratch if reached.scratch is None else reached.scratch
         short = Piece(source_pages[:1], np.array([to]), num_tokens=1)
         shortest = min(_seconds(link, short) for _ in range(_NUM_SHORT_READS))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from paceline.core.errors import IncompatiblePeer, KvUnavailable, PeerGone
+from paceline.core.errors import IncompatiblePeer, KvUnavailable, PacelineError, PeerGone
 from paceline.kv_transfer.layout_map import LayoutMap
 from paceline.kv_transfer.link_statistics import LinkFigures, LinkStatistics
 from paceline.kv_transfer.multi import MultiLink
@@ -28,6 +28,7 @@ from paceline.worker.source_calls import SourceCalls
 MAX_PEERS = 256
 CONNECT_TIMEOUT_S = 3.0
 CALL_TIMEOUT_S = 3.0
+CANARY_BEATS = 30  # between two looks at a peer's canary
 FORGET_AFTER = 10  # times the silence that ends leases
 
 
@@ -45,6 +46,8 @@ class Peer:
     beats: LeaseBeats
     reported: LinkFigures
     turns: asyncio.Semaphore  # of pulls from it
+    description: kv_pb2.DescribeResponse
+    compared: float  # when its canary was last looked at, on time.monotonic()
     speed: LinkSpeed | None = None  # by its self-test
 
     @property
@@ -199,13 +202,18 @@ class PeerDirectory:
         return shown + [f"in quarantine: {source}" for source, _ in self.quarantine.held()]
 
     def sweep(self) -> None:
-        """Forgets peers that have been gone for long."""
+        """Forgets peers that have been gone for long; looks at the canaries of others again."""
+        period_s = CANARY_BEATS * self._config.beat_s
         limit_s = FORGET_AFTER * self._config.silence_s
         for peer in self.connected():
             if peer.beats.unanswered_s > limit_s:
                 self.forget(peer)
-            elif peer.calls.are_outdated:
+                continue
+            if peer.calls.are_outdated:
                 self._in_background(peer.calls.renew())
+            if peer.compared < time.monotonic() - period_s:
+                peer.compared = time.monotonic()
+                self._in_background(self._admit_again(peer))
 
     async def close(self) -> None:
         for task in self._peers.values():
@@ -265,7 +273,9 @@ class PeerDirectory:
         beats = LeaseBeats(endpoint, reader, self._config)
         beats.start()
         turns = asyncio.Semaphore(self._config.pulls_per_source)
-        peer = Peer(key, self._secret, calls, reached, beats, reached.statistics.figures, turns)
+        figures = reached.statistics.figures
+        made = (calls, reached, beats, figures, turns, description, time.monotonic())
+        peer = Peer(key, self._secret, *made)
         self._in_background(self._test(peer, description))
         return peer
 
@@ -277,11 +287,26 @@ class PeerDirectory:
             )
         return self._connectors.plan(description, self._info.layout_digest)
 
+    async def _admit_again(self, peer: Peer) -> None:
+        """KV that drifts apart, at either end or on the way, is noticed though every page arrives
+        as it was promised."""
+        try:
+            await self._admit(peer.key, peer.description, peer.reached, again=True)
+        except IncompatiblePeer:
+            self.forget(peer)
+        except PacelineError:  # the next pull will meet it, too
+            return
+
     async def _admit(
-        self, key: PeerKey, description: kv_pb2.DescribeResponse, reached: Reached
+        self,
+        key: PeerKey,
+        description: kv_pb2.DescribeResponse,
+        reached: Reached,
+        *,
+        again: bool = False,
     ) -> None:
         try:
-            await self.checks.admit(key, description, reached)
+            await self.checks.admit(key, description, reached, again=again)
         except IncompatiblePeer as error:
             self.checks.keep_apart(key, error)
             raise

@@ -16,7 +16,7 @@ from tests.support.mock_model import byte_tokenizer, write_mock_model
 from tests.support.redis_server import redis_server
 from tests.support.tiny_models import write_tiny_llama
 from tests.support.worker_pair import FAST
-from tests.support.workers import WorkerProcess, probe, start_worker, wait_for
+from tests.support.workers import WorkerProcess, flip_a_byte, probe, start_worker, wait_for
 
 
 def readiness(worker: WorkerProcess) -> str:
@@ -111,3 +111,35 @@ async def test_a_canary_that_differs_keeps_a_pair_apart(
     assert "ok\nkept apart from prefill-" in readiness(decode)
     assert "canary: its KV differs from ours by" in readiness(decode)
     assert decode.metric("paceline_transfer_bytes_total") == 0
+
+
+@pytest.mark.slow
+async def test_sglang_23020_kv_that_drifts_raises_an_alarm(tmp_path: Path) -> None:
+    """https://github.com/sgl-project/sglang/issues/23020: a byte of the reader's memory changes, no
+    page arrives wrong. Here within 30 beats of 0.2 s, by default of a second."""
+    model = write_mock_model(tmp_path / "model")
+    prefill = start_worker("prefill", model, worker_id="p", **FAST)
+    decode = start_worker("decode", model, **FAST)
+    try:
+        for worker in (prefill, decode):
+            worker.wait_until_ready()
+        async with Attachment(prefill.endpoint) as source, Attachment(decode.endpoint) as sink:
+            request = make_request(sink.info, list(range(70)), max_tokens=4, ignore_eos=True)
+            assert len((await run_split(source, sink, request)).output()) == 4
+            assert decode.metric("paceline_peers_apart") == 0
+            pulled = decode.metric("paceline_transfer_bytes_total")
+            canary = sink.info.num_pages * sink.info.page_bytes  # it follows the pages of requests
+            flip_a_byte(decode.rank_pids()[0], canary + 3)
+            await asyncio.to_thread(
+                wait_for, lambda: decode.metric("paceline_peers_apart") == 1, 12
+            )
+            assert "kept apart from p: canary" in readiness(decode)
+            again = make_request(sink.info, list(range(80)), max_tokens=4, ignore_eos=True)
+            split = await begin_split(source, sink, again)
+            await split.decode.until_ended(10)
+            assert isinstance(split.decode.error, IncompatiblePeer)
+            assert decode.metric("paceline_transfer_bytes_total") == pulled, "canaries do not count"
+            source.cancel(split.prefill)
+            await split.prefill.until_ended(10)
+    finally:
+        ended(prefill, decode)

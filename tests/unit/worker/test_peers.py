@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.core.errors import IncompatiblePeer, KvUnavailable
+from paceline.core.errors import IncompatiblePeer, KvUnavailable, PacelineError, PeerGone
 from paceline.core.kv_layout import PageGroup
 from paceline.kv_transfer.link_statistics import LinkStatistics
 from paceline.rpc.channel import make_server
@@ -63,6 +63,8 @@ class FakeChecks:
 
     def __init__(self) -> None:
         self.apart: dict[tuple[str, str], str] = {}
+        self.num_admitted = 0
+        self.failure: PacelineError | None = None
 
     def refuse_apart(self, key: object) -> None:
         pass
@@ -70,8 +72,10 @@ class FakeChecks:
     def keep_apart(self, key: tuple[str, str], error: IncompatiblePeer) -> None:
         self.apart[key] = error.message
 
-    async def admit(self, *link: object) -> None:
-        pass
+    async def admit(self, *link: object, again: bool = False) -> None:
+        self.num_admitted += 1
+        if again and self.failure is not None:
+            raise self.failure
 
     async def self_test(self, *link: object) -> None:
         pass
@@ -158,3 +162,24 @@ async def test_what_a_source_says_of_a_wrong_page(
     source.verdict = answer
     peer = await peers.get(TICKET, endpoint)
     assert await peer.report(kv_pb2.ReportRequest(page=3, generation=1)) is verdict
+
+
+@pytest.mark.parametrize(
+    ("failure", "stays"), [(None, True), (IncompatiblePeer("drifted"), False), (PeerGone(""), True)]
+)
+async def test_canaries_are_looked_at_again_and_drift_keeps_apart(
+    peers: PeerDirectory, endpoint: str, failure: PacelineError | None, stays: bool
+) -> None:
+    checks: Any = peers.checks
+    peer = await peers.get(TICKET, endpoint)
+    peers.sweep()
+    await asyncio.sleep(0.05)
+    assert checks.num_admitted == 1, "it is not time yet"
+    checks.failure = failure
+    peer.compared -= 1000
+    peers.sweep()
+    peers.sweep()
+    await asyncio.sleep(0.05)
+    assert checks.num_admitted == 2
+    assert (peer in peers.connected()) is stays
+    assert bool(checks.apart) is not stays
