@@ -13,7 +13,7 @@ from paceline.core.errors import Cancelled
 from paceline.kv_transfer.base import Piece
 from tests.contract.pools import pages_of
 from tests.contract.tiers import KINDS, NUM_PLACES, Bench, TierKind, is_settled, page_name
-from tests.support.workers import wait_for
+from tests.support.waits import wait_for
 
 
 @pytest.fixture(params=sorted(KINDS))

@@ -21,7 +21,7 @@ from paceline.kv_transfer.tiers.segment_writer import NUM_BUFFERS
 from paceline.kv_transfer.tiers.segments import SegmentTier
 from paceline.kv_transfer.tiers.stack import TierStack
 from tests.contract.pools import SMALL, make_pool, pages_of
-from tests.support.workers import wait_for
+from tests.support.waits import wait_for
 
 LAYOUT = "layout"
 NUM_PLACES = 12

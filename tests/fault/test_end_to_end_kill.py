@@ -19,7 +19,7 @@ from benchmarks.loadgen import Call, send_all
 from paceline.cli.cluster import Cluster
 from paceline.core import metrics as names
 from tests.support.end_to_end import Alone, prompt, streaming
-from tests.support.workers import wait_for
+from tests.support.waits import wait_for
 
 pytestmark = pytest.mark.slow
 

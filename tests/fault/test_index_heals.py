@@ -20,7 +20,8 @@ from paceline.worker import redis_record
 from paceline.worker.redis_record import RedisRecord
 from tests.support.fake_worker import DIGEST, SECRET
 from tests.support.redis_server import RedisServer, redis_server
-from tests.support.router_bench import Bench, router_bench, until
+from tests.support.router_bench import Bench, router_bench
+from tests.support.waits import until
 
 HEAL_S = 2.0
 _KEYS = chain_keys(root_key(DIGEST, tenant_salt(SECRET.encode(), "t")), list(range(160)))

@@ -18,8 +18,9 @@ import pytest
 from tests.support.end_to_end import Alone
 from tests.support.fake_router import Attachment, Hints, make_hint, make_request, run_split
 from tests.support.mock_model import write_mock_model
+from tests.support.waits import wait_for
 from tests.support.worker_pair import FAST, is_free
-from tests.support.workers import WorkerProcess, start_worker, wait_for
+from tests.support.workers import WorkerProcess, start_worker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 

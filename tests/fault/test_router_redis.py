@@ -14,7 +14,8 @@ from paceline.v1 import worker_pb2
 from paceline.worker.ticket_check import check_ticket
 from tests.support.fake_worker import DIGEST, SECRET, FakeWorker
 from tests.support.redis_server import RedisServer, redis_server
-from tests.support.router_bench import Bench, Client, router_bench, until
+from tests.support.router_bench import Bench, Client, router_bench
+from tests.support.waits import until
 
 _PROMPT = list(range(160))
 _ROOT = root_key(DIGEST, tenant_salt(SECRET.encode(), "t"))

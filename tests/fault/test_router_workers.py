@@ -9,7 +9,8 @@ import pytest
 from paceline.v1 import common_pb2, worker_pb2
 from tests.support.fake_worker import token_at
 from tests.support.redis_server import RedisServer, redis_server
-from tests.support.router_bench import Answer, Bench, router_bench, until
+from tests.support.router_bench import Answer, Bench, router_bench
+from tests.support.waits import until
 
 _FAST = {"beat_s": 0.2, "dead_after_s": 0.6, "stall_after_s": 0.6, "handoff_timeout_s": 0.4}
 

@@ -11,7 +11,7 @@ from benchmarks.deployment import NOTHING, deployment, mock_model, scrape, settl
 from benchmarks.rollout import Count, Load, Traffic
 from paceline.cli.cluster import Cluster
 from paceline.core import metrics as names
-from tests.support.gateway_client import until
+from tests.support.waits import until
 
 LOAD = Load(per_second=4, max_tokens=80)
 ROUTERS = ("router", "router-1")  # the gateway begins with the first

@@ -20,8 +20,9 @@ from tests.support.fake_router import (
     run_split,
 )
 from tests.support.mock_model import write_mock_model
+from tests.support.waits import wait_for
 from tests.support.worker_pair import FAST, is_free
-from tests.support.workers import WorkerProcess, start_worker, wait_for
+from tests.support.workers import WorkerProcess, start_worker
 
 TOKEN_S = 0.001
 FEW_PINS = 0.008  # 8 pages

@@ -12,8 +12,9 @@ import torch
 
 from tests.support.fake_router import make_request, run_split
 from tests.support.tiny_families import write_tiny_family
+from tests.support.waits import wait_for
 from tests.support.worker_pair import Workers, is_free, workers, workers_on
-from tests.support.workers import WorkerProcess, wait_for
+from tests.support.workers import WorkerProcess
 
 pytestmark = [
     pytest.mark.gpu,

@@ -23,7 +23,7 @@ from paceline.rpc.status import error_of
 from paceline.v1 import kv_pb2, kv_pb2_grpc
 from tests.support.certificates import Mount
 from tests.support.end_to_end import Alone, prompt, streaming
-from tests.support.workers import wait_for
+from tests.support.waits import wait_for
 
 pytestmark = [pytest.mark.slow]
 

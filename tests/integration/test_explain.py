@@ -13,7 +13,8 @@ from paceline.rpc import channel
 from paceline.v1 import control_pb2, control_pb2_grpc
 from tests.support.fake_worker import SECRET
 from tests.support.redis_server import RedisServer, redis_server
-from tests.support.router_bench import Bench, router_bench, until
+from tests.support.router_bench import Bench, router_bench
+from tests.support.waits import until
 
 
 @pytest.fixture(scope="module")

@@ -21,9 +21,10 @@ from paceline.core.metrics import GATEWAY_RUNNING, REQUEST_SUCCESS
 from paceline.v1 import generate_pb2, generate_pb2_grpc
 from tests.support.end_to_end import prompt
 from tests.support.fake_router_service import bytes_reply
-from tests.support.gateway_client import raw_request, request_bytes, until
+from tests.support.gateway_client import raw_request, request_bytes
 from tests.support.gateway_process import GatewayProcess, gateway_process
 from tests.support.key_file import entry, write
+from tests.support.waits import until
 
 pytestmark = [pytest.mark.slow]
 

@@ -16,7 +16,7 @@ from benchmarks.deployment import mock_model, scrape, total
 from benchmarks.loadgen import Call, send
 from paceline.cli.cluster import Cluster, ClusterSpec
 from paceline.core import metrics as names
-from tests.support.gateway_client import until
+from tests.support.waits import until
 
 STEP_S = 0.02
 PER_SECOND = 5

@@ -16,8 +16,9 @@ from paceline.rpc.channel import connect
 from paceline.v1 import common_pb2, kv_pb2, kv_pb2_grpc, worker_pb2
 from tests.support.fake_router import Attachment, make_request, make_ticket, token
 from tests.support.mock_model import write_mock_model
+from tests.support.waits import wait_for
 from tests.support.worker_pair import FAST, is_free
-from tests.support.workers import SECRET, WorkerProcess, start_worker, wait_for
+from tests.support.workers import SECRET, WorkerProcess, start_worker
 
 NUM_CALLS = 400
 MAX_GROWTH_BYTES = 48 << 20

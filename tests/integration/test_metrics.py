@@ -15,7 +15,7 @@ from benchmarks.loadgen import send_all
 from paceline.cli.cluster import Cluster, ClusterSpec
 from paceline.core import metrics as names
 from tests.support.end_to_end import prompt, streaming
-from tests.support.workers import wait_for
+from tests.support.waits import wait_for
 
 MAX_SERIES = 2000  # of a process
 NUM_REQUESTS = 4

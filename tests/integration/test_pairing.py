@@ -15,8 +15,9 @@ from tests.support.fake_router import Attachment, begin_split, make_request, run
 from tests.support.mock_model import byte_tokenizer, write_mock_model
 from tests.support.redis_server import redis_server
 from tests.support.tiny_models import write_tiny_llama
+from tests.support.waits import wait_for
 from tests.support.worker_pair import FAST
-from tests.support.workers import WorkerProcess, flip_a_byte, probe, start_worker, wait_for
+from tests.support.workers import WorkerProcess, flip_a_byte, probe, start_worker
 
 
 def readiness(worker: WorkerProcess) -> str:

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from paceline.rpc import tickets
 from paceline.v1 import common_pb2, worker_pb2
 from tests.support.fake_router import Attachment, Hints, make_hint, make_request, run_split
-from tests.support.gateway_client import until
+from tests.support.waits import until
 from tests.support.worker_pair import Pair, Workers, workers
 from tests.support.workers import SECRET, WorkerProcess
 

@@ -12,7 +12,8 @@ from paceline.core.errors import DeadlineExceeded
 from paceline.router.request import Request
 from paceline.v1 import common_pb2
 from tests.support.redis_server import RedisServer, redis_server
-from tests.support.router_bench import Bench, make_request, router_bench, until
+from tests.support.router_bench import Bench, make_request, router_bench
+from tests.support.waits import until
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,8 @@ import pytest
 from paceline.v1 import common_pb2
 from tests.support.fake_worker import FakeWorker
 from tests.support.redis_server import RedisServer, redis_server
-from tests.support.router_bench import Answer, router_bench, until
+from tests.support.router_bench import Answer, router_bench
+from tests.support.waits import until
 
 MEAN = common_pb2.POOLING_MEAN
 

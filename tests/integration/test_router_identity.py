@@ -9,7 +9,8 @@ from paceline.core.keys import chain_keys, root_key, tenant_salt
 from paceline.v1 import common_pb2
 from tests.support.fake_worker import DIGEST, SECRET
 from tests.support.redis_server import RedisServer, redis_server
-from tests.support.router_bench import Client, router_bench, until
+from tests.support.router_bench import Client, router_bench
+from tests.support.waits import until
 
 _OTHER = "ef" * 32
 

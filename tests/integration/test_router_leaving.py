@@ -11,7 +11,8 @@ from paceline.rpc.epochs import ATTEMPTS_PER_EPOCH
 from paceline.v1 import common_pb2
 from tests.support.fake_worker import MODEL, tokens_of
 from tests.support.redis_server import RedisServer, redis_server
-from tests.support.router_bench import Bench, flush, router_bench, until
+from tests.support.router_bench import Bench, flush, router_bench
+from tests.support.waits import until
 
 
 @pytest.fixture(scope="module")

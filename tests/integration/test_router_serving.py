@@ -14,7 +14,8 @@ from paceline.rpc import tickets
 from paceline.v1 import common_pb2
 from tests.support.fake_worker import DIGEST, MODEL, SECRET, FakeWorker
 from tests.support.redis_server import RedisServer, redis_server
-from tests.support.router_bench import router_bench, until
+from tests.support.router_bench import router_bench
+from tests.support.waits import until
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,9 @@ from tests.support.fake_router import Attachment, make_request, run_split
 from tests.support.mock_model import write_mock_model
 from tests.support.object_store import BUCKET, CREDENTIALS, object_store
 from tests.support.redis_server import redis_server
+from tests.support.waits import wait_for
 from tests.support.worker_pair import FAST, is_free
-from tests.support.workers import WorkerProcess, start_worker, wait_for
+from tests.support.workers import WorkerProcess, start_worker
 
 HOST = "- {kind: host, capacity_mib: 16, eviction: arc}\n"
 LENGTH = 3000  # tokens; a pool of a MiB holds 4096

@@ -27,7 +27,7 @@ from paceline.v1.common_pb2 import TokenIds
 from paceline.v1.generate_pb2 import EmbedInput, EmbedRequest, GenerateRequest
 from paceline.v1.generate_pb2_grpc import GenerateServiceStub
 from tests.support.end_to_end import prompt, streaming
-from tests.support.workers import wait_for
+from tests.support.waits import wait_for
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc", reason="the extra otel is missing")
 

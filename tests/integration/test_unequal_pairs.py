@@ -15,8 +15,9 @@ import pytest
 from paceline.core.kv_layout import head_ranges
 from tests.support.fake_router import Attachment, make_hint, make_request, run_split
 from tests.support.mock_model import write_mock_model
+from tests.support.waits import wait_for
 from tests.support.worker_pair import FAST, is_free
-from tests.support.workers import WorkerProcess, start_worker, wait_for
+from tests.support.workers import WorkerProcess, start_worker
 
 Workers = dict[str, WorkerProcess]
 

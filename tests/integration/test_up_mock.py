@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from paceline.cli.roles import python_path
 from paceline.cli.run_folder import RunFolder
 from paceline.cli.setup_error import SetupError
 from tests.support.mock_model import write_mock_model
+from tests.support.waits import wait_for
 
 BOOT_S = 90.0  # far above what it takes; the machine may be busy
 
@@ -51,13 +51,6 @@ def chat(base_url: str, text: str = "What is the capital of France?") -> dict[st
     with urllib.request.urlopen(request, timeout=30) as answer:
         found: dict[str, Any] = json.loads(answer.read())
     return found
-
-
-def wait_for(condition: Callable[[], object], timeout_s: float = BOOT_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.mark.timeout(180)
@@ -91,9 +84,11 @@ def test_what_is_killed_comes_back_after_the_run_folder_was_deleted(cluster: Clu
     shutil.rmtree(cluster.run_dir)
     for name in ("redis", "router", "decode-0"):
         cluster.kill(name)
-    wait_for(lambda: all(c.is_running for c in cluster.processes.values()) and keeps(cluster, 3))
+    wait_for(
+        lambda: all(c.is_running for c in cluster.processes.values()) and keeps(cluster, 3), BOOT_S
+    )
     cluster.wait_ready()
-    wait_for(lambda: served(cluster))
+    wait_for(lambda: served(cluster), BOOT_S)
     assert sorted(path.suffix for path in cluster.run_dir.iterdir()) == ["", ".conf", *[".log"] * 3]
     assert cluster.run_dir.stat().st_mode & 0o777 == 0o700
 
@@ -115,7 +110,7 @@ def served(cluster: Cluster) -> bool:
 def test_a_worker_that_is_killed_comes_back(cluster: Cluster) -> None:
     first = cluster.processes["prefill-0"].pid
     cluster.kill("prefill-0")
-    wait_for(lambda: cluster.processes["prefill-0"].pid != first)
+    wait_for(lambda: cluster.processes["prefill-0"].pid != first, BOOT_S)
     cluster.wait_ready()
     assert chat(cluster.base_url, "again, " * 20)["usage"]["completion_tokens"] == 8
 
@@ -133,7 +128,9 @@ class Up:
 
     def wait_until_ready(self) -> str:
         """The URL of the gateway."""
-        wait_for(lambda: "Ctrl-C" in self.shown.read_text() or self.process.poll() is not None)
+        wait_for(
+            lambda: "Ctrl-C" in self.shown.read_text() or self.process.poll() is not None, BOOT_S
+        )
         found = re.search(r"is ready after .* s: (\S+)", self.shown.read_text())
         assert found, self.said.read_text()
         return found[1]
@@ -227,7 +224,7 @@ def test_a_closed_terminal_drains(start_up: Callable[..., Up], run_dir: Path) ->
 @pytest.mark.timeout(180)
 def test_a_signal_while_things_start_ends_them(start_up: Callable[..., Up], run_dir: Path) -> None:
     up = start_up()
-    wait_for(lambda: "router " in up.said.read_text())
+    wait_for(lambda: "router " in up.said.read_text(), BOOT_S)
     family = up.family()
     up.process.send_signal(signal.SIGTERM)
     assert up.process.wait(30) == 0
@@ -248,7 +245,7 @@ def test_signals_that_interrupt_each_other_end_it(
     up = start_up()
     if is_ready:
         up.wait_until_ready()
-    wait_for(lambda: "router " in up.said.read_text())
+    wait_for(lambda: "router " in up.said.read_text(), BOOT_S)
     family = up.family()
     for _ in range(300):
         up.process.send_signal(signal.SIGINT)

@@ -30,8 +30,9 @@ from tests.support.fake_router import (
     run_split,
     token,
 )
+from tests.support.waits import wait_for
 from tests.support.worker_pair import Workers, is_free, workers
-from tests.support.workers import flip_a_byte, wait_for
+from tests.support.workers import flip_a_byte
 
 TRANSPORTS = ("shm", "tcp")
 STEP_S = 0.004

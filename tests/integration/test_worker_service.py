@@ -21,13 +21,13 @@ from paceline.rpc.channel import connect
 from paceline.rpc.status import error_of
 from paceline.v1 import common_pb2, kv_pb2, kv_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tests.support.fake_router import Attachment, make_request, make_ticket, token
-from tests.support.gateway_client import until
 from tests.support.mock_model import write_mock_model
 from tests.support.redis_server import RedisServer
 from tests.support.redis_server import redis_server as running_redis
 from tests.support.strangers import junk, listening_ports, seconds_until_closed
+from tests.support.waits import until, wait_for
 from tests.support.worker_pair import FAST, is_free
-from tests.support.workers import SECRET, WorkerProcess, start_worker, wait_for
+from tests.support.workers import SECRET, WorkerProcess, start_worker
 
 
 @pytest.fixture(scope="module")

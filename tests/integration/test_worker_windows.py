@@ -7,8 +7,8 @@ import pytest
 
 from paceline.core.kv_layout import PAGE_TOKENS
 from tests.support.fake_router import make_request, run_split
+from tests.support.waits import wait_for
 from tests.support.worker_pair import Workers, workers
-from tests.support.workers import wait_for
 
 TRANSPORTS = ("shm", "tcp")
 WINDOW = 300

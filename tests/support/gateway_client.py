@@ -1,20 +1,8 @@
-"""Raw-socket HTTP and small waits, for tests that look at bytes and at what arrives when."""
+"""Raw-socket HTTP, for tests that look at bytes and at what arrives when."""
 
 import asyncio
 import json
-import time
-from collections.abc import Callable
 from typing import Any
-
-
-async def until(holds: Callable[[], bool], timeout_s: float = 5.0) -> float:
-    """Seconds until `holds()`. Raises TimeoutError."""
-    start = time.monotonic()
-    while not holds():
-        if time.monotonic() - start > timeout_s:
-            raise TimeoutError(f"{holds} did not hold within {timeout_s:g} s")
-        await asyncio.sleep(0.005)
-    return time.monotonic() - start
 
 
 def request_bytes(path: str, body: bytes, *headers: str, method: str = "POST") -> bytes:

@@ -15,7 +15,7 @@ from paceline.gateway.config import GatewayConfig
 from paceline.gateway.main import GatewayServer
 from paceline.v1.control_pb2 import ModelInfo
 from tests.support.fake_router_service import HIDDEN_SIZE, SECRET, FakeRouter
-from tests.support.gateway_client import until
+from tests.support.waits import until
 
 CONTEXT_LENGTH = 256
 

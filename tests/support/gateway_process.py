@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.fake_router_service import SECRET, FakeRouter
-from tests.support.gateway_client import until
 from tests.support.gateway_deployment import model_info
 from tests.support.mock_model import write_mock_model
+from tests.support.waits import until
 
 _COMMAND = "import sys; from paceline.cli.main import main; sys.exit(main(sys.argv[1:]))"
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.workers import free_port, wait_for
+from tests.support.waits import wait_for
+from tests.support.workers import free_port
 
 BUCKET = "kv-pages"
 CREDENTIALS = {

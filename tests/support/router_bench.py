@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -16,13 +16,7 @@ from paceline.rpc import caller_token, channel
 from paceline.v1 import common_pb2, control_pb2, control_pb2_grpc, worker_pb2
 from tests.support.fake_worker import DIGEST, MODEL, SECRET, Cluster, FakeWorker, tokens_of
 from tests.support.redis_server import RedisServer
-
-
-async def until(condition: Callable[[], Any], timeout_s: float = 5.0) -> None:
-    """Waits for a condition that other tasks bring about."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 (what is awaited may lie in another process)
-            await asyncio.sleep(0.005)
+from tests.support.waits import until
 
 
 class Answer:

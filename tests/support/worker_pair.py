@@ -7,7 +7,8 @@ from pathlib import Path
 
 from tests.support.fake_router import Attachment
 from tests.support.mock_model import write_mock_model
-from tests.support.workers import WorkerProcess, start_worker, wait_for
+from tests.support.waits import wait_for
+from tests.support.workers import WorkerProcess, start_worker
 
 BUSY_STATES = ("mapped", "pinned", "quarantined")  # of pages that are neither free nor cached
 FAST: dict[str, object] = {"silence_s": 1.5, "beat_s": 0.2, "stall_s": 1.5, "drain_timeout_s": 3}

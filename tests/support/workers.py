@@ -6,11 +6,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.support.waits import wait_for
 
 SECRET = "a secret of the tests"
 
@@ -130,13 +131,3 @@ def free_port() -> int:
         probe_socket.bind(("127.0.0.1", 0))
         port: int = probe_socket.getsockname()[1]
         return port
-
-
-def wait_for(condition: "object", timeout_s: float = 30.0) -> float:
-    """Seconds until `condition()` held. Fails the test when it does not in time."""
-    assert callable(condition)
-    started = time.monotonic()
-    while not condition():
-        assert time.monotonic() - started < timeout_s, f"not so within {timeout_s} s"
-        time.sleep(0.02)
-    return time.monotonic() - started

@@ -3,7 +3,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,18 +10,12 @@ import pytest
 from paceline.cli import child as child_module
 from paceline.cli.child import Child
 from paceline.cli.roles import python_path
+from tests.support.waits import wait_for
 
 
 def make_child(folder: Path, code: str) -> Child:
     command = [sys.executable, "-S", "-c", code]
     return Child("some", command, dict(os.environ), folder / "some.log", lambda: "")
-
-
-def wait_for(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_output_goes_to_a_private_log_and_its_tail_is_shown(tmp_path: Path) -> None:

@@ -16,10 +16,9 @@ from paceline.cli.ports import free_port
 from paceline.cli.status_page import StatusPage
 from paceline.v1.common_pb2 import Placement, PromptTimes
 from tests.support.fake_router_service import Reply
-from tests.support.gateway_client import until
 from tests.support.gateway_deployment import Deployment, model_info, running
 from tests.support.mock_model import write_mock_model
-from tests.support.workers import wait_for
+from tests.support.waits import until, wait_for
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

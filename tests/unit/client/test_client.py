@@ -28,10 +28,10 @@ from paceline.v1 import common_pb2
 from paceline.v1.common_pb2 import Error
 from paceline.v1.generate_pb2 import EmbedRequest, GenerateRequest
 from tests.support.fake_router_service import STOP, Reply, bytes_reply, embedding_of
-from tests.support.gateway_client import until
 from tests.support.gateway_deployment import Deployment, running
 from tests.support.key_file import entry, write
 from tests.support.mock_model import write_mock_model
+from tests.support.waits import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

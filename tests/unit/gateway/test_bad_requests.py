@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tests.support.fake_router_service import bytes_reply
-from tests.support.gateway_client import raw_request, request_bytes, until
+from tests.support.gateway_client import raw_request, request_bytes
 from tests.support.gateway_deployment import CONTEXT_LENGTH, Deployment, model_info
+from tests.support.waits import until
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 USER = {"role": "user", "content": "Hi"}

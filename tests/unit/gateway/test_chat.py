@@ -8,8 +8,9 @@ import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
 from tests.support.fake_router_service import STOP, Reply, bytes_reply
-from tests.support.gateway_client import sse_events, until
+from tests.support.gateway_client import sse_events
 from tests.support.gateway_deployment import CONTEXT_LENGTH, Deployment
+from tests.support.waits import until
 
 HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hi"}]
 EOS = 256

@@ -11,8 +11,9 @@ import pytest
 import pytest_asyncio
 
 from tests.support.fake_router_service import Reply, bytes_reply
-from tests.support.gateway_client import raw_request, request_bytes, sse_events, until
+from tests.support.gateway_client import raw_request, request_bytes, sse_events
 from tests.support.gateway_deployment import Deployment, running
+from tests.support.waits import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

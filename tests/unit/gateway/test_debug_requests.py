@@ -24,8 +24,8 @@ from paceline.v1.common_pb2 import PromptTimes, TokenRequest
 from paceline.v1.generate_pb2 import EmbedInput, EmbedRequest, GenerateRequest
 from paceline.v1.generate_pb2_grpc import GenerateServiceStub
 from tests.support.fake_router_service import SECRET, Reply, bytes_reply
-from tests.support.gateway_client import until
 from tests.support.gateway_deployment import Deployment, gateway_config, running
+from tests.support.waits import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -9,8 +9,9 @@ import pytest
 
 from paceline.gateway.http_limits import PEER_CHECK_S
 from tests.support.fake_router_service import Reply, Submission, bytes_reply
-from tests.support.gateway_client import request_bytes, until
+from tests.support.gateway_client import request_bytes
 from tests.support.gateway_deployment import Deployment, running
+from tests.support.waits import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

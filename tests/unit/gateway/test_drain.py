@@ -18,8 +18,8 @@ from paceline.rpc.status import error_of
 from paceline.v1.generate_pb2 import GenerateRequest
 from paceline.v1.generate_pb2_grpc import GenerateServiceStub
 from tests.support.fake_router_service import bytes_reply
-from tests.support.gateway_client import until
 from tests.support.gateway_deployment import Deployment, running
+from tests.support.waits import until
 
 GENERATE, WATCH = "/paceline.v1.GenerateService/Generate", "/grpc.health.v1.Health/Watch"
 LIVEZ = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"

@@ -17,8 +17,9 @@ from paceline.v1.common_pb2 import ERROR_CODE_UNAVAILABLE, Error, TokenIds
 from paceline.v1.generate_pb2 import EmbedInput, EmbedRequest
 from paceline.v1.generate_pb2_grpc import GenerateServiceStub
 from tests.support.fake_router_service import HIDDEN_SIZE, Reply, embedding_of
-from tests.support.gateway_client import request_bytes, until
+from tests.support.gateway_client import request_bytes
 from tests.support.gateway_deployment import CONTEXT_LENGTH, Deployment, running
+from tests.support.waits import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

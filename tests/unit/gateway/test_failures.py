@@ -8,8 +8,9 @@ import pytest
 from paceline.v1 import common_pb2
 from paceline.v1.common_pb2 import Error
 from tests.support.fake_router_service import Reply, bytes_reply
-from tests.support.gateway_client import request_bytes, sse_events, until
+from tests.support.gateway_client import request_bytes, sse_events
 from tests.support.gateway_deployment import Deployment, running
+from tests.support.waits import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

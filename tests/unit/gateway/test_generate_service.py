@@ -16,8 +16,8 @@ from paceline.v1.common_pb2 import TokenIds
 from paceline.v1.generate_pb2 import GenerateRequest, GenerateResponse
 from paceline.v1.generate_pb2_grpc import GenerateServiceStub
 from tests.support.fake_router_service import STOP, Reply, bytes_reply
-from tests.support.gateway_client import until
 from tests.support.gateway_deployment import CONTEXT_LENGTH, Deployment, running
+from tests.support.waits import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -17,8 +17,8 @@ from paceline.rpc.channel import connect
 from paceline.v1.common_pb2 import TokenIds
 from paceline.v1.generate_pb2 import GenerateRequest
 from paceline.v1.generate_pb2_grpc import GenerateServiceStub
-from tests.support.gateway_client import until
 from tests.support.gateway_deployment import CONTEXT_LENGTH, Deployment, model_info, running
+from tests.support.waits import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

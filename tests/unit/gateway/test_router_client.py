@@ -7,8 +7,9 @@ from pathlib import Path
 from paceline.gateway.main import GatewayServer
 from paceline.v1.common_pb2 import TokenRequest
 from tests.support.fake_router_service import FakeRouter, Reply, bytes_reply
-from tests.support.gateway_client import sse_events, until
+from tests.support.gateway_client import sse_events
 from tests.support.gateway_deployment import gateway_config, model_info, running
+from tests.support.waits import until
 
 TEXT = "takes a while"
 

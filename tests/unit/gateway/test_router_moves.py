@@ -13,8 +13,8 @@ from structlog.testing import capture_logs
 from paceline.gateway.main import GatewayServer
 from paceline.v1.common_pb2 import TokenRequest
 from tests.support.fake_router_service import FakeRouter, Reply, bytes_reply, embedding_of
-from tests.support.gateway_client import until as until_within
 from tests.support.gateway_deployment import gateway_config, model_info, running
+from tests.support.waits import until as until_within
 
 TEXT = "takes a while"
 

@@ -22,9 +22,9 @@ from paceline.rpc.channel import connect
 from paceline.v1.generate_pb2 import GenerateRequest
 from paceline.v1.generate_pb2_grpc import GenerateServiceStub
 from tests.support.fake_router_service import SECRET, Reply, bytes_reply
-from tests.support.gateway_client import until
 from tests.support.gateway_deployment import Deployment, running
 from tests.support.key_file import bearer, entry, write
+from tests.support.waits import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -13,7 +13,7 @@ from paceline.core.errors import PeerGone
 from paceline.kv_transfer import ucx_worker
 from paceline.kv_transfer.ucx_transfer import UcxTransfer
 from paceline.kv_transfer.ucx_worker import UcxWorker
-from tests.support.workers import wait_for
+from tests.support.waits import wait_for
 
 
 class UCXError(Exception):

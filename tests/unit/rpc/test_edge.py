@@ -24,7 +24,7 @@ from paceline.rpc.edge import Edge
 from paceline.rpc.open_calls import OpenCalls
 from paceline.rpc.status import error_of
 from paceline.v1 import kv_pb2, kv_pb2_grpc, worker_pb2, worker_pb2_grpc
-from tests.support.gateway_client import until
+from tests.support.waits import until
 
 SECRET = b"deployment"
 

@@ -15,7 +15,7 @@ from paceline.worker.config import WorkerConfig
 from paceline.worker.introductions import Introductions
 from tests.support.redis_server import RedisServer
 from tests.support.redis_server import redis_server as running_redis
-from tests.support.workers import wait_for
+from tests.support.waits import wait_for
 
 SECRET = "a secret of the tests"
 Key = tuple[str, str]

@@ -19,7 +19,7 @@ from paceline.worker.prefix_offers import Offer
 from paceline.worker.prefix_pull import PrefixPull
 from paceline.worker.pull_choice import Outcome, Price
 from paceline.worker.pull_threads import PullThreads
-from tests.support.gateway_client import until
+from tests.support.waits import until
 
 GROUP = PageGroup("full", 1, 1, 2)
 SUM = 9  # of every page

@@ -24,7 +24,7 @@ from paceline.worker.config import WorkerConfig
 from paceline.worker.session import Session
 from paceline.worker.tiering import NUM_FILL_THREADS, Tiering
 from tests.contract.pools import SMALL, make_pool
-from tests.support.gateway_client import until
+from tests.support.waits import until
 
 TOKENS = list(range(16 * 6 + 3))
 KEYS = chain_keys(bytes(32), TOKENS)

@@ -28,7 +28,7 @@ from tests.contract.tiers import (
     make_file_tier,
     page_name,
 )
-from tests.support.workers import wait_for
+from tests.support.waits import wait_for
 from tests.unit.kv_transfer.tiers.media import MemoryMedium
 
 SEGMENT_PAGES = 4
