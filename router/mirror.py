@@ -225,12 +225,13 @@ class MirrorSet:
         return mirror if mirror is not None and mirror.incarnation == event.incarnation else None
 
     def held_blocks(self, block_keys: bytes) -> HeldBlocks:
-        found = HeldBlocks({}, {})
+        in_best_tier: dict[tuple[str, str], int] = {}
+        in_pool: dict[tuple[str, str], int] = {}
+        owners = self._owners
         for view, num_blocks in self.index.match(block_keys, KEY_BYTES).items():
-            worker, tier = self._owners[view]
-            most = found.in_best_tier.get(worker, 0)
-            found.in_best_tier[worker] = max(most, num_blocks)
-            if tier == DEVICE:
-                most = found.in_pool.get(worker, 0)
-                found.in_pool[worker] = max(most, num_blocks)
-        return found
+            worker, tier = owners[view]
+            if num_blocks > in_best_tier.get(worker, 0):
+                in_best_tier[worker] = num_blocks
+            if tier == DEVICE and num_blocks > in_pool.get(worker, 0):
+                in_pool[worker] = num_blocks
+        return HeldBlocks(in_best_tier, in_pool)

@@ -61,5 +61,9 @@ class PullYield:
         worth = self.share * (1.0 - PULL_COST)
         if not worth or not num_elsewhere:
             return cached
-        held = ((worker, cached.get(worker, 0)) for worker in workers)
-        return {worker: own + int(worth * max(0, num_elsewhere - own)) for worker, own in held}
+        found = {}
+        for worker in workers:
+            own = cached.get(worker, 0)
+            more = num_elsewhere - own
+            found[worker] = own + int(worth * more) if more > 0 else own
+        return found

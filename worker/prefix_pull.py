@@ -55,6 +55,7 @@ class PrefixPull:
         self._puller: RangePuller | None = None
         self._task: asyncio.Task[Outcome] | None = None
         self._num_pages = 0
+        self._connected_s = 0.0  # that connecting took
         self._came: set[int] = set()  # blocks, of one page group at least
 
     @property
@@ -79,7 +80,7 @@ class PrefixPull:
         self._slot.num_pulled_tokens = len(self._came) * PAGE_TOKENS
         offers = self._session.prefix_offers
         offers.pulled(self._offer, outcome, num_blocks, len(self._came))
-        offers.learn(self._offer, outcome, took_s, self._num_pages)
+        offers.learn(self._offer, outcome, took_s - self._connected_s, self._num_pages)
 
     def stop(self) -> None:
         self._abort.set()
@@ -109,7 +110,9 @@ class PrefixPull:
         keys = self._slot.keys or await asyncio.to_thread(
             chain_keys, request.root_key, request.token_ids
         )
+        started = time.monotonic()
         peer = await session.peers.get(hint.ticket, hint.source_endpoint)
+        self._connected_s = time.monotonic() - started
         self._puller = RangePuller(session, peer, self._granted, hint.ticket, 0, self._abort)
         runs: Sequence[BlockRun] = runs_of(wanted)
         while runs:

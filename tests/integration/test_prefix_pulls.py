@@ -78,7 +78,7 @@ def counted(worker: WorkerProcess, result: str) -> float:
     return worker.metric(f'{METRIC}{{result="{result}"}}')
 
 
-@pytest.mark.parametrize("decode", ["shm", "tcp"])
+@pytest.mark.parametrize("decode", ["shm", pytest.param("tcp", marks=pytest.mark.slow)])
 async def test_prefill_pulls_what_only_decode_has(running: Workers, decode: str) -> None:
     prefill = running.by_name["prefill"]
     before = counted(prefill, "pulled")
@@ -173,6 +173,7 @@ LIES = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(
     max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ from paceline.engine.messages import Fill, Filled, GrantedRun, Pulled, TransferC
 from paceline.kv_transfer.base import CellSums, Piece
 from paceline.kv_transfer.link_statistics import LinkFigures, LinkStatistics
 from paceline.v1 import kv_pb2, worker_pb2
-from paceline.worker.page_fill import PageFill
+from paceline.worker.page_fill import PageFill, Tell, Wanted
 from paceline.worker.prefix_offers import Offer
 from paceline.worker.prefix_pull import PrefixPull
 from paceline.worker.pull_choice import Outcome, Price
@@ -81,17 +82,18 @@ class Peer:
 class Rig:
     """A slot of 100 tokens, four blocks of which were offered and are to be filled."""
 
-    def __init__(self, peer: Peer, compute_s: float = 5.0) -> None:
+    def __init__(self, peer: Peer, compute_s: float = 5.0, connect_s: float = 0.0) -> None:
         async def get(ticket: object, endpoint: str) -> Peer:
+            await asyncio.sleep(connect_s)
             return peer
 
         self.sent: list[Any] = []
         self.outcomes: list[tuple[Outcome, int, int]] = []
-        self.learned: list[int] = []
+        self.learned: list[tuple[float, int]] = []  # seconds, pages
         self.threads = PullThreads(2)
         offers = SimpleNamespace(
             pulled=lambda offer, *counts: self.outcomes.append(counts),
-            learn=lambda offer, outcome, took_s, num_pages: self.learned.append(num_pages),
+            learn=lambda offer, outcome, *figures: self.learned.append(figures),
         )
         self.tasks: list[asyncio.Task[object]] = []
         session: Any = SimpleNamespace(
@@ -126,8 +128,16 @@ async def test_all_that_was_offered_comes() -> None:
     peer = Peer()
     rig = Rig(peer)
     assert await rig.finished() == [pulled(1, 2, 3, 4), Filled(5)]
-    assert rig.outcomes == [(Outcome.PULLED, 4, 4)] and rig.learned == [4]
+    assert rig.outcomes == [(Outcome.PULLED, 4, 4)]
+    assert [num_pages for _, num_pages in rig.learned] == [4]
     assert peer.unpinned == ["lease"]
+
+
+async def test_connecting_is_no_part_of_the_latency_of_a_link() -> None:
+    rig = Rig(Peer(), connect_s=1.0)
+    await rig.finished()
+    ((took_s, _),) = rig.learned
+    assert took_s < 0.8, "without the second that connecting took"
 
 
 @pytest.mark.parametrize("num_held", [0, 3])
@@ -227,3 +237,39 @@ async def test_long_prefixes_are_pinned_in_ranges(monkeypatch: pytest.MonkeyPatc
     rig = Rig(peer)
     assert await rig.finished() == [pulled(1, 2, 3), pulled(4), Filled(5)]
     assert [len(pin.runs[0].keys) for pin in peer.pins] == [96, 32]
+
+
+class Origin:
+    """Gives some blocks, at once."""
+
+    is_copying = False
+
+    def __init__(self, *blocks: int) -> None:
+        self.blocks = blocks
+        self.asked: list[int] = []
+
+    async def pull(self, wanted: Sequence[Wanted], tell: Tell) -> None:
+        self.asked = [one.block for one in wanted]
+        for block in self.blocks:
+            tell(pulled(block))
+
+    def stop(self) -> None:
+        pass
+
+    async def finished(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("own", "asked"), [((1, 3), [2, 4]), ((), [1, 2, 3, 4])])
+async def test_others_are_asked_for_what_the_own_tiers_lack(
+    own: tuple[int, ...], asked: list[int]
+) -> None:
+    sent: list[Any] = []
+    session: Any = SimpleNamespace(send=sent.append, fills=set())
+    slot: Any = SimpleNamespace(number=5)
+    tiers, other = Origin(*own), Origin(*asked)
+    origins = [tiers, other, third := Origin()]
+    fill = PageFill(session, slot, Fill(5, [GrantedRun(1, [11, 12, 13, 14])]), origins)
+    await fill.finished()
+    assert (tiers.asked, other.asked, third.asked) == ([1, 2, 3, 4], asked, [])
+    assert sent == [*map(pulled, (*own, *asked)), Filled(5)]
