@@ -116,7 +116,9 @@ class PrefixPull:
         self._puller = RangePuller(session, peer, self._granted, hint.ticket, 0, self._abort)
         runs: Sequence[BlockRun] = runs_of(wanted)
         while runs:
-            taken, runs = cut(runs, MAX_RANGE_BLOCKS)
+            first, later = one_a_group(runs)
+            taken, rest = cut(first, MAX_RANGE_BLOCKS)
+            runs = [*rest, *later]
             pulled = await self._puller.pull_found(taken, keys)
             if self._abort.is_set():
                 raise Cancelled("the pull was stopped")
@@ -138,3 +140,13 @@ def runs_of(wanted: Sequence[Wanted]) -> list[BlockRun]:
         else:
             runs.append(BlockRun(one.group, one.block, one.block + 1))
     return runs
+
+
+def one_a_group(runs: Sequence[BlockRun]) -> tuple[Sequence[BlockRun], Sequence[BlockRun]]:
+    """Leading runs that a source takes at once, and the others: a tier may have left holes."""
+    groups: set[int] = set()
+    for i, run in enumerate(runs):
+        if run.group in groups:
+            return runs[:i], runs[i:]
+        groups.add(run.group)
+    return runs, []

@@ -82,7 +82,13 @@ class Peer:
 class Rig:
     """A slot of 100 tokens, four blocks of which were offered and are to be filled."""
 
-    def __init__(self, peer: Peer, compute_s: float = 5.0, connect_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        peer: Peer,
+        compute_s: float = 5.0,
+        connect_s: float = 0.0,
+        before: Sequence["Origin"] = (),
+    ) -> None:
         async def get(ticket: object, endpoint: str) -> Peer:
             await asyncio.sleep(connect_s)
             return peer
@@ -111,7 +117,7 @@ class Rig:
         offer = Offer(worker_pb2.PrefixHint(), 5, 4, Price(0.0, compute_s))
         fill = Fill(5, [GrantedRun(1, [11, 12, 13, 14])])
         origin = PrefixPull(session, slot, offer, fill.runs)
-        self.fill = PageFill(session, slot, fill, [origin])
+        self.fill = PageFill(session, slot, fill, [*before, origin])
 
     async def finished(self) -> list[Any]:
         await asyncio.wait_for(self.fill.finished(), 5)
@@ -273,3 +279,12 @@ async def test_others_are_asked_for_what_the_own_tiers_lack(
     await fill.finished()
     assert (tiers.asked, other.asked, third.asked) == ([1, 2, 3, 4], asked, [])
     assert sent == [*map(pulled, (*own, *asked)), Filled(5)]
+
+
+async def test_what_tiers_have_left_is_pinned_run_by_run() -> None:
+    """A source takes one run of each page group at once."""
+    peer = Peer()
+    rig = Rig(peer, before=[Origin(2)])
+    assert await rig.finished() == [pulled(2), pulled(1), pulled(3, 4), Filled(5)]
+    assert [len(pin.runs) for pin in peer.pins] == [1, 1]
+    assert rig.outcomes == [(Outcome.PULLED, 3, 3)]
