@@ -14,6 +14,7 @@ from paceline.core.tracing import check_endpoint
 from paceline.kv_transfer import registry
 from paceline.kv_transfer.tiers.config import load_tiers
 from paceline.rpc.beats import MAX_BEAT_S
+from paceline.worker.levels import LEVELS
 
 DTYPES = ("auto", *ELEMENT_BYTES)
 QUANTIZATIONS = ("auto", "int4", "int8")  # models/quantization.py; no torch in a front
@@ -43,6 +44,10 @@ class WorkerConfig:
     dtype: str = setting("auto", "Number format of weights and KV: " + ", ".join(DTYPES) + ".")
     quantization: str = setting(
         "auto", "Rounds weights while they load: int8 or int4; auto: as the model's folder says."
+    )
+    level: str = setting(
+        "O3",
+        "What is prepared on a CUDA device: O0 nothing, O1 kernels, O2 graphs, O3 steps ahead.",
     )
     pool_mib: int = setting(512, "Size of the page pool in MiB.")
     max_batch_tokens: int = setting(1024, "Most tokens that one step computes.")
@@ -85,6 +90,7 @@ class WorkerConfig:
         known = ", ".join(QUANTIZATIONS)
         rounding = self.quantization
         _check("quantization", rounding, rounding in QUANTIZATIONS, f"must be one of {known}")
+        _check("level", self.level, self.level in LEVELS, f"must be one of {', '.join(LEVELS)}")
         check_ports(self, "port", "probe_port")
         for name in ("pool_mib", "max_batch_tokens", "max_running"):
             _check(name, getattr(self, name), getattr(self, name) >= 1, "must be at least 1")

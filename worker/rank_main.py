@@ -32,7 +32,9 @@ from paceline.kv_transfer.base import DevicePool, TransportSettings
 from paceline.kv_transfer.copy_pace import CopyPace
 from paceline.models.loader import LoadedModel, load_model
 from paceline.worker.device import check_device
+from paceline.worker.device_room import room_for
 from paceline.worker.device_turns import DeviceTurns
+from paceline.worker.levels import LEVELS
 from paceline.worker.rank_links import RankLinks
 from paceline.worker.rank_messages import (
     FAILED,
@@ -181,10 +183,30 @@ def make_engine(config: RankConfig) -> tuple[Engine, LoadedModel, RankPool]:
         dtype = "float32" if config.device == "cpu" else "bfloat16"
     check_device(config.device)
     use_compute_stream(torch.device(config.device))
-    loaded = load_model(Path(config.model), config.device, dtype, quantization=config.quantization)
+    advice = "set quantization to int8 or int4, or take a device with more"
+    with room_for("the weights", "device", config.device, config.device, advice):
+        loaded = load_model(
+            Path(config.model),
+            config.device,
+            dtype,
+            kernels=LEVELS[config.level].kernels,
+            quantization=config.quantization,
+        )
     give_back_freed_memory()
     pool = make_pool(loaded.model, config.pool_fd, config.pool_bytes, config.device)
-    engine_config = EngineConfig(
+    pool_mib = config.pool_bytes >> 20
+    advice = f"set pool_mib to {pool_mib * 3 // 4}, or max_batch_tokens lower"
+    with room_for("steps", "pool_mib", pool_mib, config.device, advice):
+        engine = Engine(loaded.model, engine_config(config), pool.tensors, pool.memory, pool.canary)
+        engine.warm_up(WarmUpLog())
+        pool.canary.compute(loaded.model)
+        engine.scheduler.step_time.tested_token_s = pool.canary.token_seconds(loaded.model)
+    return engine, loaded, pool
+
+
+def engine_config(config: RankConfig) -> EngineConfig:
+    level = LEVELS[config.level]
+    return EngineConfig(
         max_batch_tokens=config.max_batch_tokens,
         max_running=config.max_running,
         output_window_tokens=config.output_window_tokens,
@@ -192,12 +214,9 @@ def make_engine(config: RankConfig) -> tuple[Engine, LoadedModel, RankPool]:
         itl_target_ms=config.itl_target_ms,
         max_waiting=config.max_waiting,
         max_pinned_share=config.max_pinned_share,
+        cuda_graphs=level.cuda_graphs,
+        overlap=level.overlap,
     )
-    engine = Engine(loaded.model, engine_config, pool.tensors, pool.memory, pool.canary)
-    engine.warm_up(WarmUpLog())
-    pool.canary.compute(loaded.model)
-    engine.scheduler.step_time.tested_token_s = pool.canary.token_seconds(loaded.model)
-    return engine, loaded, pool
 
 
 def make_links(

@@ -23,6 +23,7 @@ class RankConfig(msgspec.Struct, frozen=True):
     device: str
     dtype: str
     quantization: str
+    level: str
     incarnation: str
     transports: tuple[str, ...]  # that the rank itself serves: empty for a pool in host memory
     pool_fd: int

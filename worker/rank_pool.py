@@ -13,6 +13,7 @@ from paceline.kv_transfer.cuda_driver import OUT_OF_MEMORY, DriverError
 from paceline.kv_transfer.cuda_memory import new_device_memory
 from paceline.kv_transfer.pool_memory import size_pool_memory
 from paceline.models.base import Model
+from paceline.worker.device_room import fitting_mib, free_mib
 
 _log = structlog.get_logger("paceline.rank")
 
@@ -77,6 +78,9 @@ def _check_free(num_bytes: int, device: torch.device) -> None:
 
 
 def _too_large(num_bytes: int, device: torch.device) -> ConfigError:
-    free, _ = torch.cuda.mem_get_info(device)
-    reason = f"memory for the page pool cannot be had: {free >> 20} MiB of {device} are free"
+    free, fitting = free_mib(device), fitting_mib(device)
+    reason = (
+        f"memory for the page pool cannot be had: {free} MiB of {device} are free; "
+        f"set it to {fitting} at most, which leaves room for steps"
+    )
     return ConfigError("pool_mib", num_bytes >> 20, reason)

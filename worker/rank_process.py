@@ -137,6 +137,7 @@ def rank_config(
         device=config.device,
         dtype=config.dtype,
         quantization=config.quantization,
+        level=config.level,
         incarnation=incarnation,
         transports=tuple(names) if on_device else (),
         pool_fd=fd,

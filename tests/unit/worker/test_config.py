@@ -14,7 +14,7 @@ from tests.support.certificates import Mount
 
 
 def test_a_worker_has_few_settings() -> None:
-    assert len(dataclasses.fields(WorkerConfig)) <= 31
+    assert len(dataclasses.fields(WorkerConfig)) <= 32
 
 
 def test_a_missing_secret_says_which_variable_to_set(tmp_path: Path) -> None:
@@ -31,6 +31,7 @@ def test_a_missing_secret_says_which_variable_to_set(tmp_path: Path) -> None:
         ("pool_mib", 0),
         ("dtype", "int4"),
         ("quantization", "int3"),
+        ("level", "O4"),
         ("beat_s", 1.5),  # routers take it for dead
         ("silence_s", 1.5),  # less than two beats
         ("silence_s", 0.0),

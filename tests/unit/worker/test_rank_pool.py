@@ -33,6 +33,8 @@ def test_a_pool_that_does_not_fit_is_a_wrong_setting(
     with pytest.raises(ConfigError, match=f"{free >> 20} MiB of {DEVICE} are free") as refused:
         rank_pool.make_pool(model, -1, POOL_BYTES, DEVICE)
     assert refused.value.field == "pool_mib"
+    fitting = (free >> 20) - (free >> 20) // 8
+    assert f"set it to {fitting} at most" in refused.value.message
 
 
 def test_memory_that_cannot_be_exported_is_torchs_own(
