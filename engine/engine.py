@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import structlog
 import torch
 
 from paceline.engine.admission import Admission
@@ -49,6 +50,8 @@ from paceline.models.base import Model
 # A step that is expected to take longer is waited for: who comes meanwhile joins the next one, and
 # what the host does in between, a millisecond, is little beside it.
 MAX_AHEAD_S = 0.02
+
+_log = structlog.get_logger("paceline.rank")
 
 
 @dataclass(slots=True)
@@ -179,8 +182,24 @@ class Engine:
                 return None
             prepared = self.runner.prepare(plan)
             self.clock.launched += 1
-        forwarded = self.runner.forward(prepared)
+        forwarded = self._forward(plan, prepared)
+        if forwarded is None:
+            return self.launch()
         return LaunchedStep(self.clock.launched, plan, prepared, forwarded, started_s)
+
+    def _forward(self, plan: Plan, prepared: Prepared) -> Forwarded | None:
+        """None if memory was wanting, and steps will be smaller from now on."""
+        try:
+            return self.runner.forward(prepared)
+        except torch.OutOfMemoryError:
+            with self._lock:
+                if not self.scheduler.shrink(plan):
+                    raise
+                self.clock.launched -= 1
+        self.runner.give_back_memory()
+        limit = self.scheduler.max_batch_tokens
+        _log.warning("a step wanted more memory than there is", max_batch_tokens=limit)
+        return None
 
     def sample(self, flight: LaunchedStep) -> None:
         """Launches the rest of a step. The step before has retired."""

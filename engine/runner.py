@@ -112,6 +112,12 @@ class Runner:
         sums = (block_sums, tail_sums)
         return Launched(promise, samples, drawn, scores, scored_for, pooled, *sums, done)
 
+    def give_back_memory(self) -> None:
+        """After a forward pass that failed for want of it: also waits for what it had launched."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            torch.cuda.empty_cache()
+
     @torch.inference_mode()
     def copy_pages(self, sources: list[int], destinations: list[int]) -> None:
         """Whole pages within the pool, in order with the steps."""

@@ -36,6 +36,7 @@ class Scheduler:
         self, config: EngineConfig, state: BatchState, allocator: Allocator, allowances: Allowances
     ) -> None:
         self.config = config
+        self.max_batch_tokens = config.max_batch_tokens  # or less, once memory was wanting
         self.state = state
         self.allocator = allocator
         self.allowances = allowances
@@ -66,10 +67,19 @@ class Scheduler:
         decodes = self._decodes()
         if self._must_preempt:
             return None
-        budget = self.step_time.budget(self.config.max_batch_tokens - len(decodes), len(decodes))
+        budget = self.step_time.budget(self.max_batch_tokens - len(decodes), len(decodes))
         chunks = self._running_chunks(budget)
         self._admit(budget, decodes, chunks)
         return Plan(decodes, chunks) if decodes or chunks else None
+
+    def shrink(self, plan: Plan) -> bool:
+        """Halves the prompt tokens of steps to come, once memory was wanting for those of `plan`.
+        False if streams would leave prompts nothing."""
+        num_tokens = len(plan.decodes) + plan.num_chunk_tokens // 2
+        if not plan.chunks or num_tokens <= self.config.max_running:
+            return False
+        self.max_batch_tokens = min(self.max_batch_tokens, num_tokens)
+        return True
 
     def enqueue(self, sequence: Sequence) -> None:
         if sequence.is_granted:
