@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from paceline.core import tls
 from paceline.core.errors import IncompatiblePeer, PacelineError, PeerGone
 from paceline.core.tls import PLAIN, TlsConfig
 from paceline.kv_transfer import registry, tcp_server, tls_socket
@@ -21,17 +20,6 @@ from tests.contract.conftest import installed
 from tests.contract.ends import SETTINGS, connected
 from tests.contract.pools import LARGE, SMALL, ids, make_pool, pages_of
 from tests.support.certificates import Mount
-
-
-@pytest.fixture
-def mount(tmp_path: Path) -> Mount:
-    return Mount(tmp_path / "tls")
-
-
-@pytest.fixture
-def careless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Services that use files with which no peer will connect."""
-    monkeypatch.setattr(tls, "_meet", lambda *ends: None)
 
 
 @contextmanager

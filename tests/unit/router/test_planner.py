@@ -188,19 +188,19 @@ def test_a_plan_keeps_to_the_room_and_follows_from_the_seed(
         assert (found.decode if isinstance(found, Split) else found.worker) in fits
 
 
-@given(_fleets, st.integers(0, 11), st.integers(0, 999), st.integers(0, 2**32))
+@given(_fleets, _workers, st.integers(1, 999), st.integers(0, 2**32))
 @settings(max_examples=50, deadline=None)
 def test_who_is_chosen_stays_chosen_when_it_holds_more(
-    fleet: list[Candidate], which: int, more: int, seed: int
+    fleet: list[Candidate], roomy: Candidate, more: int, seed: int
 ) -> None:
     """By the same lots. Whole plans alone: a worker that holds nearly all may end a split."""
-    fleet = [candidate._replace(is_prefill=False) for candidate in fleet]
-    index = which % len(fleet)
-    chosen = fleet[index]
-    if plan_among(Job(1000, 8), fleet, random.Random(seed)) != Whole(chosen):
-        return
-    warmer = chosen._replace(num_cached_tokens=max(chosen.num_cached_tokens, more))
-    fleet[index] = warmer
+    roomy = roomy._replace(worker_id="roomy", num_free_pages=200)  # so one is always chosen
+    fleet = [candidate._replace(is_prefill=False) for candidate in [*fleet, roomy]]
+    plan = plan_among(Job(1000, 8), fleet, random.Random(seed))
+    assert isinstance(plan, Whole)
+    chosen = plan.worker
+    warmer = chosen._replace(num_cached_tokens=min(999, chosen.num_cached_tokens + more))
+    fleet[fleet.index(chosen)] = warmer
     found = plan_among(Job(1000, 8), fleet, random.Random(seed))
     assert isinstance(found, Whole)
     assert found.worker == warmer or found.worker.num_running <= warmer.num_running

@@ -74,17 +74,6 @@ async def refusal(endpoint: str, config: TlsConfig) -> PacelineError:
     return caught.value
 
 
-@pytest.fixture
-def careless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Services that use files with which no peer will connect."""
-    monkeypatch.setattr(tls, "_meet", lambda *ends: None)
-
-
-@pytest.fixture
-def mount(tmp_path: Path) -> Mount:
-    return Mount(tmp_path / "tls")
-
-
 async def test_services_of_one_authority_show_each_other_their_certificates(mount: Mount) -> None:
     async with serving(mount.config()) as endpoint:
         assert (await shown(endpoint, mount.config())).encode() in (
