@@ -15,8 +15,6 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from urllib.parse import urlsplit
 
-from prometheus_client import CollectorRegistry
-
 from paceline.core.errors import ConfigError
 
 # names of spans; a gateway's is "OPERATION MODEL"
@@ -71,7 +69,7 @@ NO_SPAN = Span()
 
 
 class Tracing:
-    """Switched off; core/otel.py has the other one. Times are Unix time in nanoseconds."""
+    """Switched off; rpc/otel.py has the other one. Times are Unix time in nanoseconds."""
 
     is_on = False
 
@@ -119,19 +117,3 @@ def check_endpoint(field: str, endpoint: str) -> None:
     has_sdk = find_spec("opentelemetry") and find_spec("opentelemetry.exporter.otlp.proto.grpc")
     reason = "needs opentelemetry, which is not installed: pip install 'paceline[otel]'"
     ConfigError.check(field, endpoint, bool(has_sdk), reason)
-
-
-def make_tracing(
-    endpoint: str,
-    service: str,
-    registry: CollectorRegistry,
-    *,
-    instance: str = "",
-    new_traces: float = 0.0,
-) -> Tracing:
-    """Of one process. `new_traces`: the share of requests without a parent that get a trace."""
-    if not endpoint:
-        return OFF
-    from paceline.core.otel import OtelTracing
-
-    return OtelTracing(endpoint, service, registry, instance=instance, new_traces=new_traces)

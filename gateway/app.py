@@ -13,7 +13,6 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from paceline.core.errors import PacelineError, Unavailable
-from paceline.core.exposition import exposition
 from paceline.gateway import chat, completions, embeddings, tokenize
 from paceline.gateway.endpoint import (
     EmbeddingEndpoint,
@@ -25,6 +24,7 @@ from paceline.gateway.errors import body_of, http_error
 from paceline.gateway.guard import Guard
 from paceline.gateway.openapi import document
 from paceline.gateway.serving import NO_DECODE_WORKER, Serving
+from paceline.rpc.exposition import exposition
 from paceline.v1.control_pb2 import ModelInfo
 
 _CODES = {404: "not_found", 405: "method_not_allowed"}

@@ -14,7 +14,6 @@ import structlog
 import uvloop
 
 from paceline.core import keys, logs
-from paceline.core.probes import ProbeServer
 from paceline.gateway.app import make_app
 from paceline.gateway.config import GatewayConfig
 from paceline.gateway.grpc_server import GrpcServer
@@ -22,6 +21,7 @@ from paceline.gateway.http_limits import CUT_S
 from paceline.gateway.http_server import HttpServer
 from paceline.gateway.serving import Serving
 from paceline.gateway.usage import Usages
+from paceline.rpc.probes import ProbeServer
 
 _STOP_MARGIN_S = 1.0  # for connections that are cut
 _MAX_FILES = 1 << 16  # wanted for connections; shells often allow 1024

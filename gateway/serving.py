@@ -6,7 +6,6 @@ from contextlib import contextmanager
 import structlog
 
 from paceline.core.errors import InvalidRequest, ModelNotFound, Overloaded, Unavailable, shown
-from paceline.core.tracing import make_tracing
 from paceline.gateway.authentication import Authentication
 from paceline.gateway.config import GatewayConfig
 from paceline.gateway.deadline import Deadline
@@ -24,6 +23,7 @@ from paceline.gateway.statistics import RequestTimes
 from paceline.gateway.tenants import Tenant
 from paceline.gateway.tokenizer import TextModel
 from paceline.gateway.usage import Usages
+from paceline.rpc.tracing import make_tracing
 from paceline.v1.control_pb2 import ModelInfo
 
 logger = structlog.stdlib.get_logger("paceline.gateway")

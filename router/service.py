@@ -10,8 +10,6 @@ from grpc_reflection.v1alpha import reflection
 
 from paceline.core import keys
 from paceline.core.errors import ConfigError
-from paceline.core.probes import ProbeServer
-from paceline.core.tracing import make_tracing
 from paceline.router.config import RouterConfig
 from paceline.router.coordinator import Coordinator
 from paceline.router.fleet import Fleet
@@ -22,6 +20,8 @@ from paceline.router.mirror import MirrorSet
 from paceline.router.redis_follower import RedisFollower
 from paceline.router.redis_reader import RedisReader
 from paceline.rpc import channel
+from paceline.rpc.probes import ProbeServer
+from paceline.rpc.tracing import make_tracing
 from paceline.v1 import control_pb2, control_pb2_grpc
 
 TICK_S = 0.05  # waiting requests look again: pauses after Busy end without a frame

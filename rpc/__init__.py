@@ -1,1 +1,1 @@
-"""What all gRPC edges share: conversions, error mapping, channel settings, tickets."""
+"""What all edges share: conversions, errors, channel settings, tickets; probes and traces."""

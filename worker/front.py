@@ -14,10 +14,10 @@ from grpc_reflection.v1alpha import reflection
 
 from paceline.core.errors import ConfigError, PacelineError, Unavailable
 from paceline.core.ids import WorkerId
-from paceline.core.probes import ProbeServer
-from paceline.core.tracing import make_tracing
 from paceline.rpc import records
 from paceline.rpc.channel import listen, make_server
+from paceline.rpc.probes import ProbeServer
+from paceline.rpc.tracing import make_tracing
 from paceline.v1 import kv_pb2, kv_pb2_grpc, worker_pb2, worker_pb2_grpc
 from paceline.worker.attach import AttachServicer
 from paceline.worker.config import WorkerConfig

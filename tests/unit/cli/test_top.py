@@ -14,9 +14,9 @@ from paceline.cli import main as cli
 from paceline.cli.top import GATEWAY, ROUTER, WORKER, Look, Process, TopConfig, look, picture
 from paceline.core import metrics as names
 from paceline.core.errors import ConfigError
-from paceline.core.probes import ProbeServer
 from paceline.gateway.metrics import GatewayMetrics
 from paceline.router.metrics import RouterMetrics
+from paceline.rpc.probes import ProbeServer
 from paceline.worker.metrics import WorkerMetrics
 
 

@@ -13,11 +13,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.observability.metrics_page import with_table
 from paceline.core import metrics as names
-from paceline.core.exposition import exposition
 from paceline.gateway import metrics as gateway_metrics
 from paceline.gateway.metrics import GatewayMetrics
 from paceline.kv_transfer.tiers.base import Tier
 from paceline.router.metrics import RouterMetrics
+from paceline.rpc.exposition import exposition
 from paceline.worker.metrics import WorkerMetrics
 from paceline.worker.tier_metrics import TierMetrics
 

@@ -13,11 +13,12 @@ from paceline.cli.ports import free_port
 from paceline.core import metrics as names
 from paceline.core import tracing
 from paceline.core.errors import ConfigError
-from paceline.core.tracing import NO_SPAN, OFF, Tracing, check_endpoint, make_tracing
+from paceline.core.tracing import NO_SPAN, OFF, Tracing, check_endpoint
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc", reason="the extra otel is missing")
 
-from paceline.core import otel
+from paceline.rpc import otel
+from paceline.rpc.tracing import make_tracing
 from tests.support.collector import Collector, collector
 
 TRACE, PARENT = "ab" * 16, "cd" * 8
@@ -150,5 +151,5 @@ def test_it_is_off_and_not_even_imported_unless_asked_for() -> None:
     assert make_tracing("", "test", CollectorRegistry(), new_traces=1.0) is OFF
     assert type(OFF) is Tracing and OFF.start("one", "", is_entry=True) is NO_SPAN
     modules = "paceline.router.config, paceline.gateway.serving"
-    code = f"import sys, {modules}; sys.exit('paceline.core.otel' in sys.modules)"
+    code = f"import sys, {modules}; sys.exit('paceline.rpc.otel' in sys.modules)"
     assert subprocess.run([sys.executable, "-P", "-c", code], check=False).returncode == 0

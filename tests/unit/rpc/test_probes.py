@@ -6,9 +6,9 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from paceline.core import probes
 from paceline.core.errors import ConfigError
-from paceline.core.probes import ProbeServer
+from paceline.rpc import probes
+from paceline.rpc.probes import ProbeServer
 
 
 class _Probed:

@@ -12,7 +12,7 @@ from http import HTTPStatus
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from paceline.core.errors import ConfigError
-from paceline.core.exposition import exposition
+from paceline.rpc.exposition import exposition
 
 MAX_HEADER_BYTES = 8192
 MAX_CONNECTIONS = 256  # more than arrive at once: the backlog is 100
