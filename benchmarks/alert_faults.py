@@ -19,12 +19,14 @@ from benchmarks.deployment import mock_model
 from benchmarks.loadgen import Call, send
 from paceline.cli.cluster import Cluster, ClusterSpec
 from paceline.cli.roles import Settings
+from tests.support.certificates import Mount
 
 KEY = "sk-benchmark"
 VOCAB_SIZE = 4096
 POOL_NAME = "memfd:paceline-kv"
 STEADY, FLOOD = 3, 64  # clients
 PAUSE_S = 0.2  # of each, between two requests
+MONTHS_DAYS = 90
 NO_COLLECTOR = "http://127.0.0.1:9"  # costs spans, which are counted
 
 
@@ -35,6 +37,7 @@ class Deployment:
     cluster: Cluster
     model: Path
     key_file: Path
+    certificates: Mount
     at_once: int = STEADY
     max_tokens: int = 12
     stopping: threading.Event = field(default_factory=threading.Event)
@@ -53,6 +56,7 @@ class Deployment:
             "ROUTER_GRPC": self.cluster.router_endpoint,
             "SECRET": self.cluster.secret,
             "REDIS_URL": self.cluster.redis_url,
+            **self.certificates.environment,
         }
 
     def rank(self, worker: str) -> psutil.Process:
@@ -85,6 +89,8 @@ def deployed(folder: Path, routers: int = 1) -> Iterator[Deployment]:
     """One prefill and one decode worker with little memory, which are restarted when they die."""
     key_file = folder / "keys.toml"
     key_file.write_text(keys())
+    certificates = Mount(folder / "tls")
+    certificates.issue(days=MONTHS_DAYS)
     tiers = folder / "tiers.yaml"
     tiers.write_text("- kind: host\n  capacity_mib: 4\n")
     worker = {
@@ -101,9 +107,13 @@ def deployed(folder: Path, routers: int = 1) -> Iterator[Deployment]:
     }
     with (
         mock_model(vocab_size=VOCAB_SIZE, step_s=0.02) as model,
-        Cluster(ClusterSpec(model, routers=routers, settings=settings)) as cluster,
+        Cluster(
+            ClusterSpec(
+                model, routers=routers, settings=settings, environment=certificates.environment
+            )
+        ) as cluster,
     ):
-        deployment = Deployment(cluster, model, key_file)
+        deployment = Deployment(cluster, model, key_file, certificates)
         loader = threading.Thread(target=asyncio.run, args=(deployment.load(),))
         loader.start()
         try:
@@ -139,6 +149,14 @@ def break_key_file(deployment: Deployment) -> None:
 
 def mend_key_file(deployment: Deployment) -> None:
     deployment.key_file.write_text(keys())
+
+
+def issue_for_a_day(deployment: Deployment) -> None:
+    deployment.certificates.issue(days=1)
+
+
+def issue_for_months(deployment: Deployment) -> None:
+    deployment.certificates.issue(days=MONTHS_DAYS)
 
 
 def break_model(worker: str) -> Act:
@@ -198,6 +216,12 @@ def signal_to(process: str, number: signal.Signals) -> Act:
 
 FAULTS = (
     Fault("a wrong file of API keys", ("PacelineKeyFileWrong",), break_key_file, mend_key_file),
+    Fault(
+        "a certificate for one more day",
+        ("PacelineCertificateExpires",),
+        issue_for_a_day,
+        issue_for_months,
+    ),
     Fault(
         "Redis is stopped",
         ("PacelineRedisDown",),

@@ -107,6 +107,12 @@ TRACE_SPANS_DROPPED = Metric(
     "Spans that the collector did not take in time. Where traces are on, like the one above.",
 )
 
+TLS_CERTIFICATE_EXPIRES = Metric(
+    "gauge",
+    "paceline_tls_certificate_expires_seconds",
+    "Unix time until which the certificate that is shown now is good. Where TLS is on.",
+)
+
 # gateway; first vLLM's
 TTFT = Metric(
     "histogram",

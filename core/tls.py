@@ -73,6 +73,7 @@ class Credentials:
     key: bytes
     server: ssl.SSLContext
     client: ssl.SSLContext
+    expires_unix_s: float
 
 
 class Certificates:
@@ -116,13 +117,13 @@ class Certificates:
             server = _context(ssl.PROTOCOL_TLS_SERVER, ca, cert, key)
             client = _context(ssl.PROTOCOL_TLS_CLIENT, ca, cert, key)
             server.num_tickets = 0  # nobody resumes; a reader that is idle has nothing to read
-            _meet(server, client, self.name)
+            expires_unix_s = _meet(server, client, self.name)
         except ssl.SSLError as error:
             reason = f"with its key and authorities it makes no connection: {reason_of(error)}"
             raise ConfigError("tls_cert", str(cert), reason) from None
         changed = self._stamp_now() != self._stamp
         _check("tls_cert", str(cert), not changed, "changed while it was read")
-        return Credentials(pem_ca, pem_cert, pem_key, server, client)
+        return Credentials(pem_ca, pem_cert, pem_key, server, client, expires_unix_s)
 
 
 @functools.cache
@@ -157,14 +158,17 @@ def _no_password() -> str:
     return ""
 
 
-def _meet(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> None:
-    """A handshake with ourselves, in memory: what a peer would object to raises SSLError here."""
+def _meet(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> float:
+    """A handshake with ourselves, in memory: what a peer would object to raises SSLError here.
+    Returns when the certificate expires."""
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
     dialing = client.wrap_bio(to_client, to_server, server_hostname=name)
     answering = server.wrap_bio(to_server, to_client, server_side=True)
     for end in (dialing, answering, dialing, answering):
         with suppress(ssl.SSLWantReadError):
             end.do_handshake()
+    shown = dialing.getpeercert() or {}
+    return ssl.cert_time_to_seconds(str(shown["notAfter"]))
 
 
 def _read_file(path: Path, field: str) -> bytes:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import structlog
 
 from paceline.core.errors import InvalidRequest, ModelNotFound, Overloaded, Unavailable, shown
+from paceline.core.tls_metrics import CertificateMetrics
 from paceline.gateway.authentication import Authentication
 from paceline.gateway.config import GatewayConfig
 from paceline.gateway.deadline import Deadline
@@ -45,6 +46,7 @@ class Serving:
         self.text = TextModel(config)
         self.prompts = Prompts(self.text)
         self.metrics = GatewayMetrics()
+        self.metrics.registry.register(CertificateMetrics(config.tls))
         self.tracing = make_tracing(
             config.otlp_endpoint, "gateway", self.metrics.registry, new_traces=config.trace_ratio
         )

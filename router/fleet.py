@@ -47,6 +47,7 @@ class Fleet:
         self._last_usable: dict[tuple[str, int], float] = {}  # by content digest, context length
         self._models: dict[str, control_pb2.ModelInfo] = {}  # by name
         self._revisions: dict[str, Revision] = {}  # by content digest
+        self._reported: set[tuple[str, str, str]] = set()  # revisions, as metrics name them
         self.others = 0.0  # load of other routers on the same workers, over that of this one
         self._decayed_at = asyncio.get_running_loop().time()
 
@@ -184,9 +185,13 @@ class Fleet:
         self._metrics.quarantined.set(num_quarantined)
 
     def _report_revisions(self) -> None:
-        self._metrics.revision_workers.clear()
-        for revision, num_workers in Tally(map(_revision, self.sessions())).items():
+        """Series are never cleared: another thread may be reading them."""
+        found = Tally(map(_revision, self.sessions()))
+        for revision, num_workers in found.items():
             self._metrics.revision_workers.labels(*revision).set(num_workers)
+        for revision in self._reported - found.keys():
+            self._metrics.revision_workers.remove(*revision)
+        self._reported = set(found)
 
     def session_up(self, session: WorkerSession) -> None:
         """Called by its link. It starts with the recent load of its peers: new is not idle."""

@@ -10,6 +10,7 @@ from grpc_reflection.v1alpha import reflection
 
 from paceline.core import keys
 from paceline.core.errors import ConfigError
+from paceline.core.tls_metrics import CertificateMetrics
 from paceline.router.config import RouterConfig
 from paceline.router.coordinator import Coordinator
 from paceline.router.fleet import Fleet
@@ -38,6 +39,7 @@ class Router:
     def __init__(self, config: RouterConfig) -> None:
         self.config = config
         self.metrics = RouterMetrics()
+        self.metrics.registry.register(CertificateMetrics(config.tls))
         self.index = PrefixIndex(config.index_mib << 20)
         self.mirrors = MirrorSet(self.index)
         self.fleet = Fleet(config, self.metrics)

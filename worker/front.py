@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection
 
 from paceline.core.errors import ConfigError, PacelineError, Unavailable
 from paceline.core.ids import WorkerId
+from paceline.core.tls_metrics import CertificateMetrics
 from paceline.rpc import records
 from paceline.rpc.channel import listen, make_server
 from paceline.rpc.probes import ProbeServer
@@ -62,6 +63,7 @@ class Front:
         name = config.worker_id or f"{side.name}-{secrets.token_hex(4)}"
         self.worker_id = WorkerId(name)
         self.metrics = WorkerMetrics(config.served_name, side.name)
+        self.metrics.registry.register(CertificateMetrics(config.tls))
         self.session: Session | None = None
         self.port = 0
         self.probe_port = 0

@@ -120,6 +120,12 @@ OVERVIEW = Board(
             (Query("paceline_gateway_key_file_valid", "{{instance}}"),),
             "0: the file is wrong, and an earlier state of it counts.",
         ),
+        Panel(
+            "Certificates are good for",
+            "s",
+            (Query("paceline_tls_certificate_expires_seconds - time()", "{{instance}}"),),
+            "Where TLS is on.",
+        ),
     ),
 )
 

@@ -30,9 +30,9 @@ class Mount:
         for name in ("ca.crt", "tls.crt", "tls.key"):
             (self.folder / name).symlink_to(f"..data/{name}")
 
-    def issue(self, name: str = NAME, *, expired: bool = False) -> None:
+    def issue(self, name: str = NAME, *, expired: bool = False, days: int = 1) -> None:
         """Replaces the certificate, all three files at once."""
-        not_after = LONG_AGO if expired else datetime.now(UTC) + timedelta(days=1)
+        not_after = LONG_AGO if expired else datetime.now(UTC) + timedelta(days=days)
         issued = self.authority.issue_cert(name, not_after=not_after)
         data = self.folder / f"..{next(_numbers)}"
         data.mkdir()

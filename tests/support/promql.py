@@ -19,7 +19,7 @@ _WORDS = {
         "clamp_min",
         "vector",
     ),
-    *("min_over_time", "count_over_time", "or", "and", "unless", "bool"),
+    *("time", "min_over_time", "count_over_time", "or", "and", "unless", "bool"),
 }
 ADDED_BY_PROMETHEUS = frozenset({"instance", "job", "le"})
 LABELS_BY_SERIES = {name: frozenset(metric.labels) for metric in ALL for name in metric.samples}

@@ -1,12 +1,16 @@
 """Settings of TLS, and what becomes of files that change."""
 
+import time
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from paceline.core.config import parse
 from paceline.core.errors import ConfigError
-from paceline.core.tls import TlsConfig, credentials
+from paceline.core.metrics import TLS_CERTIFICATE_EXPIRES
+from paceline.core.tls import PLAIN, TlsConfig, credentials
+from paceline.core.tls_metrics import CertificateMetrics
 from paceline.router.config import RouterConfig
 from tests.support.certificates import Mount
 
@@ -82,3 +86,26 @@ def test_files_of_no_use_do_not_replace_good_ones(tmp_path: Path) -> None:
 
 def test_nothing_is_encrypted_without_files() -> None:
     assert credentials(TlsConfig()) is None
+
+
+def test_it_is_told_when_the_certificate_that_counts_now_expires(tmp_path: Path) -> None:
+    mount = Mount(tmp_path / "tls")
+    registry = CollectorRegistry()
+    registry.register(CertificateMetrics(mount.config()))
+
+    def days() -> float:
+        found = registry.get_sample_value(TLS_CERTIFICATE_EXPIRES)
+        assert found is not None
+        return (found - time.time()) / 86400
+
+    assert days() == pytest.approx(1, abs=0.01)
+    mount.issue(days=90)
+    assert days() == pytest.approx(90, abs=0.01)
+    mount.issue("another", days=200)  # no peer would take it
+    assert days() == pytest.approx(90, abs=0.01)
+
+
+def test_without_tls_nothing_is_told_of_certificates() -> None:
+    registry = CollectorRegistry()
+    registry.register(CertificateMetrics(PLAIN))
+    assert registry.get_sample_value(TLS_CERTIFICATE_EXPIRES) is None
