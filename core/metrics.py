@@ -1,9 +1,9 @@
 """All metrics, one place: registries, docs/metrics.md, dashboards and alerts follow this table.
 
 A metric is its exported name, which carries type, help and labels. Every label takes few values:
-`LABELS` says which. Names that begin with vllm: mean what they mean in vLLM, whose readers
-(routers, autoscalers, dashboards) find them here; no two services export the same one, so that
-sums over all of a deployment count nothing twice.
+core/metric_labels.py says which. Names that begin with vllm: mean what they mean in vLLM, whose
+readers (routers, autoscalers, dashboards) find them here; no two services export the same one, so
+that sums over all of a deployment count nothing twice.
 """
 
 from typing import Literal
@@ -53,37 +53,6 @@ class Metric(str):
 
 
 ALL: list[Metric] = []
-
-LABELS = {
-    "model_name": "models that workers serve",
-    "engine": "`0`: a worker is one engine, and so is a deployment seen at its gateway",
-    "service": "`gateway`, `router`, `prefill`, `decode`",
-    "version": "of Paceline, one a process",
-    "stage": "of requests `prepare`, `queue`, `prefill`, `pull`, `second_token`, `decode`;"
-    " of hand-offs `first_byte`, `last_byte`, `pull_wait`",
-    "code": "error codes of core/errors.py",
-    "outcome": "`completed`, `deadline`, `cancelled`, `bug`, and error codes",
-    "kind": "`whole`, `split`",
-    "result": "`pulled`, or why not: docs/routing.md",
-    "reason": "error codes of attempts; gRPC codes and what else ends a stream; forms of records",
-    "finished_reason": "`stop`, `length`, `cancelled`",
-    "role": "`prefill`, `decode`",
-    "worker": "connected workers",
-    "revision": "first 12 digits of the content digests of connected workers",
-    "state": "`free`, `mapped`, `cached`, `pinned`, `quarantined`",
-    "transport": "registered transports",
-    "source": "of links, workers that are read from, 256 at most; of prompt tokens"
-    " `local_compute`, `local_cache_hit`, `external_kv_transfer`",
-    "tier": "configured tiers",
-    "cause": "of tiers `mismatch`, `store`; of mismatches `source`, `link`, `gone`, `silent`",
-    "block_size": "one a process",
-    "num_gpu_blocks": "one a process",
-    "cache_dtype": "one a process",
-    "enable_prefix_caching": "`True`",
-    "max_lora": "`0`: adapters are not served",
-    "running_lora_adapters": "empty",
-    "waiting_lora_adapters": "empty",
-}
 
 _MODEL = ("model_name", "engine")  # vLLM's
 _TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)

@@ -1,6 +1,7 @@
 """The table of all metrics in docs/metrics.md, from core/metrics.py."""
 
-from paceline.core.metrics import ALL, LABELS, Metric
+from paceline.core.metric_labels import LABELS
+from paceline.core.metrics import ALL, Metric
 
 BEGIN, END = "<!-- table: made by deploy/observability/build.py -->", "<!-- end of table -->"
 
