@@ -8,15 +8,19 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
+from paceline.v1 import kv_pb2
+from paceline.worker.prefix_offers import AVOID_S
 from tests.support.end_to_end import Alone
 from tests.support.fake_router import Attachment, Hints, make_hint, make_request, run_split
+from tests.support.kv_proxy import KvProxy, Lost, Seam
 from tests.support.mock_model import write_mock_model
 from tests.support.waits import wait_for
 from tests.support.worker_pair import FAST, is_free
@@ -27,6 +31,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 TOKEN_S = 0.002  # of a prompt
 LENGTH = 160
 COMPUTE_S = TOKEN_S * LENGTH
+
+Edit = Callable[[kv_pb2.PinResponse], None]
 
 
 @pytest.fixture(scope="module")
@@ -59,12 +65,14 @@ def text(length: int = LENGTH) -> list[int]:
 
 
 async def ask(
-    worker: Attachment, tokens: list[int], holder: Attachment | None = None
+    worker: Attachment, tokens: list[int], holder: Attachment | None = None, endpoint: str = ""
 ) -> tuple[list[int], int, float]:
     """Its output, what of the prompt was not computed, and how long it took. With a hint that
-    `holder` has all of it."""
+    `holder` has all of it, at another `endpoint` if need be."""
     request = make_request(worker.info, tokens, max_tokens=6, ignore_eos=True)
     hints: Hints = [] if holder is None else [make_hint(request, holder, worker)]
+    for hint in hints:
+        hint.source_endpoint = endpoint or hint.source_endpoint
     started = time.monotonic()
     log = await worker.run(request, hints).until_ended()
     took_s = time.monotonic() - started
@@ -197,3 +205,75 @@ async def test_lmcache_1133_processes_of_other_hash_seeds_find_each_others_block
     finally:
         statuses = [worker.stop() for worker in (prefill, decode)]
     assert statuses == [0, 0]
+
+
+class Fault(Seam):
+    """What goes wrong between a reader and its source, once; `method` and `side` say where."""
+
+    def __init__(self, method: str, side: str, result: str, edit: Edit | None = None) -> None:
+        self.step = method, side
+        self.result = result  # of the pull
+        self.edit = edit  # of the message; None: it is lost
+        self.is_over = False
+
+    async def asked(self, method: str, request: Any) -> None:
+        await self._pass(method, "asked", request)
+
+    async def answered(self, method: str, answer: Any) -> None:
+        await self._pass(method, "answered", answer)
+
+    async def _pass(self, method: str, side: str, message: Any) -> None:
+        if self.is_over or (method, side) != self.step:
+            return
+        self.is_over = True
+        if self.edit is None:
+            raise Lost
+        self.edit(message)
+
+
+def promise_other_bytes(pinned: kv_pb2.PinResponse) -> None:
+    pinned.runs[0].pages[2].checksums[0] += 1
+
+
+def promise_more(pinned: kv_pb2.PinResponse) -> None:
+    pinned.runs[0].pages.add().CopyFrom(pinned.runs[0].pages[0])
+
+
+def promise_pages_that_do_not_exist(pinned: kv_pb2.PinResponse) -> None:
+    pinned.runs[0].pages[1].page = 1 << 30
+
+
+FAULTS = [
+    Fault("Unpin", "asked", "pulled"),
+    Fault("Unpin", "answered", "pulled"),
+    Fault("Pin", "answered", "missing", promise_more),
+    Fault("Pin", "answered", "missing", lambda pinned: pinned.ClearField("runs")),
+    Fault("Pin", "asked", "failed"),
+    Fault("Pin", "answered", "failed"),
+    Fault("Pin", "answered", "failed", promise_other_bytes),
+    Fault("Pin", "answered", "missing", promise_pages_that_do_not_exist),
+]
+
+
+async def test_any_step_of_a_pull_may_fail(model: Path, alone: Alone) -> None:
+    """One thing goes wrong in each pull: tokens are right, and pages are free on both sides."""
+    with pair(model) as (reader, holder):
+        proxy = KvProxy(holder.endpoint, Seam())
+        await proxy.start()
+        endpoint = f"127.0.0.1:{proxy.port}"
+        async with Attachment(reader.endpoint) as sink, Attachment(holder.endpoint) as source:
+            await ask(sink, text())
+            for fault in FAULTS:
+                tokens = text()
+                await ask(source, tokens)
+                before = result(reader, fault.result)
+                proxy.seam = fault
+                output, num_cached, _ = await ask(sink, tokens, source, endpoint)
+                expected = alone.answer(tokens, max_tokens=6, temperature=0, ignore_eos=True)
+                assert [output] == expected, fault.step
+                assert fault.is_over and result(reader, fault.result) - before == LENGTH - 16
+                assert num_cached == (LENGTH - 16 if fault.result == "pulled" else 0)
+                await free(reader, holder)
+                if fault.result == "failed":
+                    await asyncio.sleep(AVOID_S)
+        await proxy.close()
