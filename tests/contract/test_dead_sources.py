@@ -13,9 +13,9 @@ import pytest
 from paceline.core.errors import KvUnavailable, PeerGone
 from paceline.kv_transfer import registry
 from paceline.kv_transfer.base import Link, Piece, Pool, Reader, TransportSettings
-from tests.contract.conftest import ON_DEVICES, installed, know
 from tests.contract.pools import ACROSS, LARGE, ids, make_pool, pages_of, sums_of
 from tests.contract.source_process import NUM_PAGES, SEED, SourceProcess, source_process
+from tests.contract.transports import ON_DEVICES, installed, know
 
 EVERY = np.arange(NUM_PAGES)
 

@@ -16,13 +16,13 @@ import pytest
 from paceline.core.errors import InvalidRequest, KvUnavailable
 from paceline.rpc.channel import connect
 from paceline.v1 import common_pb2, kv_pb2, kv_pb2_grpc, worker_pb2
-from tests.fault.test_worker_faults import prompt, wait
 from tests.support import mute_sources
 from tests.support.fake_router import Attachment, SlotLog, make_request, make_ticket, token
 from tests.support.kv_proxy import KvProxy, Seam
 from tests.support.mock_model import write_mock_model
 from tests.support.tcp_proxy import TcpProxy
-from tests.support.worker_pair import FAST, is_free
+from tests.support.waits import wait_beside
+from tests.support.worker_pair import FAST, is_free, prompt
 from tests.support.workers import WorkerProcess, start_worker
 
 pytestmark = pytest.mark.slow
@@ -110,7 +110,7 @@ async def test_vllm_46283_prefills_killed_after_they_took_the_job_cost_decode_no
                 decode.cancel(log)
                 await log.until_ended(3)
                 assert not log.tokens
-        await wait(lambda: is_free(workers["decode"]), 2 * FAST["silence_s"])  # type: ignore[operator]
+        await wait_beside(lambda: is_free(workers["decode"]), 2 * FAST["silence_s"])  # type: ignore[operator]
         async with Attachment(workers["prefill"].endpoint) as prefill:
             request = make_request(decode.info, prompt(300, 1), max_tokens=20, ignore_eos=True)
             log = await reserved(decode, request)
@@ -142,7 +142,7 @@ async def test_sglang_30233_a_prompt_too_long_for_prefill_frees_its_reservation(
         await log.until_ended(1)  # before any word of a router
         assert isinstance(log.error, KvUnavailable)
         assert not refused.tokens and not log.tokens
-    await wait(lambda: is_free(workers["decode"]), 1 - (time.monotonic() - began))
+    await wait_beside(lambda: is_free(workers["decode"]), 1 - (time.monotonic() - began))
 
 
 @pytest.mark.parametrize("how", ["fails", "closes", "says nothing"])
@@ -183,4 +183,4 @@ async def test_aibrix_2289_decode_does_not_wait_for_a_prefill_that_has_failed(
         await proxy.close()
         whole = await decode.run(make_request(decode.info, request.token_ids)).until_ended()
         assert whole.error is None and whole.tokens
-    await wait(lambda: is_free(workers["decode"]) and is_free(workers["prefill"]), 5)
+    await wait_beside(lambda: is_free(workers["decode"]) and is_free(workers["prefill"]), 5)

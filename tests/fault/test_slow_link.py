@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from benchmarks.transfer_faults_seam import DataProxies
-from tests.fault.test_worker_faults import prompt, wait
 from tests.support.fake_router import Attachment, make_request, make_ticket
 from tests.support.kv_proxy import KvProxy, Seam
 from tests.support.mock_model import write_mock_model
-from tests.support.worker_pair import FAST, is_free
+from tests.support.waits import wait_beside
+from tests.support.worker_pair import FAST, is_free, prompt
 from tests.support.workers import WorkerProcess, start_worker
 
 pytestmark = pytest.mark.slow
@@ -88,4 +88,4 @@ async def test_sglang_35049_pages_of_an_abort_are_not_given_away_before_the_fenc
         assert later.output() == expected
         data.close()
         await proxy.close()
-    await wait(lambda: is_free(workers["decode"]) and is_free(workers["prefill"]), 8)
+    await wait_beside(lambda: is_free(workers["decode"]) and is_free(workers["prefill"]), 8)

@@ -13,7 +13,7 @@ from benchmarks.transfer_faults_bench import run_cases
 from benchmarks.transfer_faults_cases import Case, Fault, Step, quick_cases
 from benchmarks.transfer_faults_hand import Outcome
 from benchmarks.transfer_faults_workers import SHORT
-from tests.contract.conftest import installed
+from tests.contract.transports import installed
 from tests.support.mock_model import write_mock_model
 
 pytestmark = pytest.mark.slow

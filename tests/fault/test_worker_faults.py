@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import random
 import signal
 import time
 from collections.abc import Iterator
@@ -20,8 +19,8 @@ from tests.support.fake_router import (
     run_split,
 )
 from tests.support.mock_model import write_mock_model
-from tests.support.waits import wait_for
-from tests.support.worker_pair import FAST, is_free
+from tests.support.waits import wait_beside
+from tests.support.worker_pair import FAST, is_free, prompt
 from tests.support.workers import WorkerProcess, start_worker
 
 TOKEN_S = 0.001
@@ -56,14 +55,6 @@ def workers(model: Path) -> Iterator[dict[str, WorkerProcess]]:
             worker.stop()
 
 
-def prompt(length: int, seed: int) -> list[int]:
-    return [random.Random(seed).randrange(256) for _ in range(length)]
-
-
-async def wait(condition: object, timeout_s: float) -> float:
-    return await asyncio.to_thread(wait_for, condition, timeout_s)
-
-
 async def test_a_killed_rank_is_noticed_and_replaced(workers: dict[str, WorkerProcess]) -> None:
     """R016, R082: unready at once, a new incarnation soon, peers shake hands anew.
 
@@ -79,7 +70,7 @@ async def test_a_killed_rank_is_noticed_and_replaced(workers: dict[str, WorkerPr
             running = source.run(make_request(source.info, prompt(40, 2), max_tokens=1500))
             await running.until_emitted(1)
             os.kill(prefill.rank_pids()[0], signal.SIGKILL)
-            assert await wait(prefill.not_ready, 1.0) < 1.0
+            assert await wait_beside(prefill.not_ready, 1.0) < 1.0
             async with asyncio.timeout(2):
                 await source.closed.wait()
         await asyncio.to_thread(prefill.wait_until_ready)
@@ -89,7 +80,7 @@ async def test_a_killed_rank_is_noticed_and_replaced(workers: dict[str, WorkerPr
             split = await run_split(source, reader, request)
             whole = await reader.run(request).until_ended()
             assert split.output() == whole.output()
-    await wait(lambda: is_free(prefill) and is_free(decode), 5)
+    await wait_beside(lambda: is_free(prefill) and is_free(decode), 5)
     assert num_pools_mapped_writable(prefill.pid) == 1, "the pool of the dead one is freed"
 
 
@@ -103,8 +94,8 @@ async def test_a_stalled_rank_is_noticed_and_replaced(workers: dict[str, WorkerP
     prefill = workers["prefill"]
     stopped = prefill.rank_pids()[0]
     os.kill(stopped, signal.SIGSTOP)
-    assert await wait(prefill.not_ready, 4) < 2.5
-    await wait(lambda: prefill.rank_pids() and prefill.rank_pids() != [stopped], 6)
+    assert await wait_beside(prefill.not_ready, 4) < 2.5
+    await wait_beside(lambda: prefill.rank_pids() and prefill.rank_pids() != [stopped], 6)
     await asyncio.to_thread(prefill.wait_until_ready)
 
 
@@ -133,19 +124,19 @@ async def test_a_source_killed_during_a_pull_costs_one_request(
         async with Attachment(victim.endpoint) as source:
             request = make_request(reader.info, prompt(1500, 4), max_tokens=5, ignore_eos=True)
             split = await begin_split(source, reader, request)
-            await wait(lambda: decode.metric("paceline_transfer_pieces_total") > before, 5)
+            await wait_beside(lambda: decode.metric("paceline_transfer_pieces_total") > before, 5)
             os.kill(victim.pid, signal.SIGKILL)
             started = time.monotonic()
             await split.decode.until_ended(6)
             assert time.monotonic() - started < 2
         assert isinstance(split.decode.error, KvUnavailable)
-        assert await wait(lambda: not is_running(rank), 2) < 2  # it died with its front
+        assert await wait_beside(lambda: not is_running(rank), 2) < 2  # it died with its front
         whole = await reader.run(request).until_ended()
         assert len(whole.output()) == 5
         assert whole.emissions[0].num_cached_tokens > 0  # what was pulled stays
         await other.until_ended()
         assert other.error is None
-    await wait(lambda: is_free(decode), 5)
+    await wait_beside(lambda: is_free(decode), 5)
 
 
 async def test_a_reader_that_wakes_after_its_lease_never_emits_wrong_tokens(
@@ -177,11 +168,11 @@ async def test_a_reader_that_wakes_after_its_lease_never_emits_wrong_tokens(
         expected = dict(enumerate(whole.output()))
         emitted = split.decode.tokens.get(0, {}).items()
         assert all(expected[position] == token for position, token in emitted)
-        await wait(lambda: not decode.not_ready(), 5)
+        await wait_beside(lambda: not decode.not_ready(), 5)
         async with Attachment(decode.endpoint) as reader:
             again = await run_split(source, reader, make_request(reader.info, prompt(99, 7)))
             assert again.decode.error is None
-    await wait(lambda: is_free(prefill) and is_free(decode), 5)
+    await wait_beside(lambda: is_free(prefill) and is_free(decode), 5)
 
 
 async def test_leases_outlast_a_queue_at_decode(workers: dict[str, WorkerProcess]) -> None:
@@ -203,7 +194,7 @@ async def test_leases_outlast_a_queue_at_decode(workers: dict[str, WorkerProcess
         whole = await source.run(requests[-1]).until_ended()
         assert splits[-1].output() == whole.output()
     assert prefill.metric("paceline_leases_expired_total") == expired
-    await wait(lambda: is_free(prefill) and is_free(decode), 5)
+    await wait_beside(lambda: is_free(prefill) and is_free(decode), 5)
 
 
 async def test_a_drain_finishes_what_runs_and_refuses_what_comes(
@@ -218,7 +209,7 @@ async def test_a_drain_finishes_what_runs_and_refuses_what_comes(
         await asyncio.sleep(0.1)
         assert not embedding.ended
         leaver.process.send_signal(signal.SIGTERM)
-        assert await wait(leaver.not_ready, 1) < 1
+        assert await wait_beside(leaver.not_ready, 1) < 1
         late = await router.run(make_request(router.info, prompt(30, 9))).until_ended(2)
         assert isinstance(late.error, Unavailable)
         busy = await router.reserve(make_request(router.info, prompt(30, 9))).until_ended(2)

@@ -9,7 +9,7 @@ import torch
 from paceline.engine.logit_edits import LogitEdits
 from paceline.engine.sampler import SampleBatch, Sampled, collect, sample
 from tests.unit.engine.benches import EDITED
-from tests.unit.engine.test_logit_edits import VOCAB, sequence
+from tests.unit.engine.sequences import VOCAB, sequence
 
 pytestmark = [
     pytest.mark.gpu,

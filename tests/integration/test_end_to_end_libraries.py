@@ -10,7 +10,7 @@ import pytest
 from benchmarks.deployment import NOTHING, deployment, mock_model, settle, workers_total
 from benchmarks.loadgen import send_all
 from paceline.core import metrics as names
-from tests.contract.conftest import installed
+from tests.contract.transports import installed
 from tests.support.end_to_end import Alone, prompt, streaming
 
 LENGTHS = [1, 16, 17, 100, 333, 700]

@@ -1,5 +1,6 @@
 """One prefill and two decode workers for the tests of a module: by shm and by tcp."""
 
+import random
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -70,3 +71,7 @@ def workers_on(
             worker.process.terminate()
         statuses = [worker.stop() for worker in started.values()]
     assert not any(statuses), statuses
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    return [random.Random(seed).randrange(256) for _ in range(length)]

@@ -11,7 +11,7 @@ from paceline.cli import main as cli
 from paceline.cli.links import EXIT_DEGRADED, LinksConfig
 from paceline.core import metrics as names
 from paceline.core.errors import ConfigError
-from tests.unit.cli.test_top import shown
+from tests.unit.cli.scraped import shown
 
 
 @pytest.fixture(autouse=True)

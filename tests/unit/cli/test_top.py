@@ -3,8 +3,6 @@
 import asyncio
 import io
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -16,18 +14,8 @@ from paceline.core import metrics as names
 from paceline.core.errors import ConfigError
 from paceline.gateway.metrics import GatewayMetrics
 from paceline.router.metrics import RouterMetrics
-from paceline.rpc.probes import ProbeServer
 from paceline.worker.metrics import WorkerMetrics
-
-
-@asynccontextmanager
-async def shown(*registries: CollectorRegistry) -> AsyncIterator[list[str]]:
-    servers = [ProbeServer("127.0.0.1", 0, list, registry) for registry in registries]
-    try:
-        yield [f"http://127.0.0.1:{await server.start()}" for server in servers]
-    finally:
-        for server in servers:
-            await server.stop()
+from tests.unit.cli.scraped import shown
 
 
 async def test_it_shows_each_process_with_its_rates(

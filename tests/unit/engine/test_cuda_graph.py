@@ -8,7 +8,7 @@ from paceline.engine.messages import Submit
 from paceline.kernels.decode_inputs import DecodeInputs, DecodeRows, fill_inputs
 from paceline.models.base import ForwardBatch
 from tests.unit.engine.benches import bench, mock_model, prompt, request
-from tests.unit.engine.test_scheduler import recorded
+from tests.unit.engine.recorder import recorded
 
 SCRATCH = 63
 

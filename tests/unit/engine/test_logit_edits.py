@@ -14,29 +14,14 @@ import torch
 from paceline.core.errors import ConfigError, ErrorCode, InvalidRequest
 from paceline.core.sampling import LogitsProcessorCall, SamplingParams
 from paceline.engine import logit_edits
-from paceline.engine.admission import Admission
-from paceline.engine.allowances import Allowances
-from paceline.engine.config import EngineConfig
 from paceline.engine.logit_edits import LogitEdits
 from paceline.engine.logits_processors import ProcessorRow
 from paceline.engine.messages import Reserve, Submit
 from paceline.engine.sampler import collect, sample
 from paceline.engine.sequence import Sequence
 from tests.unit.engine.benches import EDITED, EOS, alone, bench, mock_model, prompt, request
-from tests.unit.engine.test_sampler import batch, logits_of
-
-VOCAB = 97
-
-
-def sequence(prompt_ids: list[int], output_ids: list[int], **sampling: Any) -> Sequence:
-    spec = request(
-        [*prompt_ids, *output_ids], num_forced=len(output_ids), **({"max_tokens": 100} | sampling)
-    )
-    model = mock_model()
-    allowances = Allowances(model.layout, 64, model.context_length, EngineConfig())
-    group = Admission(model, allowances).admit(1, spec, 1, prefill_only=False)
-    assert group.leader is not None
-    return group.leader
+from tests.unit.engine.sample_batches import batch, logits_of
+from tests.unit.engine.sequences import VOCAB, sequence
 
 
 def applied(drawing: Iterable[tuple[int, Sequence]], logits: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ import pytest
 from paceline.engine.messages import Cancel, Emission, Submit
 from paceline.engine.page_pool import PageState
 from tests.unit.engine.benches import EDITED, alone, bench, mock_model, prompt, request
-from tests.unit.engine.test_scheduler import recorded, shapes
+from tests.unit.engine.recorder import recorded, shapes
 
 
 def test_a_step_is_launched_before_the_tokens_of_the_one_under_way_are_read() -> None:

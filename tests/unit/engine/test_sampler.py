@@ -11,29 +11,7 @@ from paceline.engine.noise import mix, noise_keys
 from paceline.engine.sampler import SampleBatch, Sampled, collect, sample
 from paceline.kernels import native
 from paceline.kernels.gumbel_max import gumbel
-
-VOCAB = 2000
-
-
-def batch(num: int, **arrays: Any) -> SampleBatch:
-    defaults: dict[str, Any] = {
-        "rows": np.arange(num),
-        "temperature": np.ones(num, np.float32),
-        "min_p": np.zeros(num, np.float32),
-        "top_k": np.zeros(num, np.int64),
-        "top_p": np.ones(num, np.float32),
-        "typical_p": np.ones(num, np.float32),
-        "seed": np.arange(num) * 7919,
-        "choice": np.zeros(num, np.int64),
-        "position": np.zeros(num, np.int64),
-        "num_logprobs": np.full(num, -1, np.int64),
-    }
-    for name, value in arrays.items():
-        like = defaults.get(name)
-        if isinstance(like, np.ndarray) and not isinstance(value, np.ndarray):
-            value = np.full(num, value, like.dtype)
-        defaults[name] = value
-    return SampleBatch(**defaults)
+from tests.unit.engine.sample_batches import VOCAB, batch, logits_of
 
 
 def draw(logits: torch.Tensor, samples: SampleBatch) -> Sampled:
@@ -41,11 +19,6 @@ def draw(logits: torch.Tensor, samples: SampleBatch) -> Sampled:
     result = collect(sample(logits, samples), samples)
     assert torch.equal(logits.nan_to_num(), before.nan_to_num())
     return result
-
-
-def logits_of(num_rows: int, spread: float = 3.0, vocab: int = VOCAB) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(5)
-    return torch.randn(num_rows, vocab, generator=generator) * spread
 
 
 def allowed_ids(row: torch.Tensor, temperature: float, top_k: int, top_p: float) -> set[int]:

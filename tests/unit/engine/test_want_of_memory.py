@@ -7,7 +7,7 @@ from structlog.testing import capture_logs
 from paceline.engine.messages import Submit
 from paceline.models.base import ForwardBatch
 from tests.unit.engine.benches import alone, bench, prompt, request
-from tests.unit.engine.test_scheduler import Recorder
+from tests.unit.engine.recorder import Recorder
 
 
 class SmallDevice(Recorder):

@@ -11,9 +11,9 @@ import pytest
 from paceline.core.errors import IncompatiblePeer, PeerGone
 from paceline.kv_transfer import nixl_reader, registry
 from paceline.kv_transfer.base import Piece, TransportSettings
-from tests.contract.conftest import installed
 from tests.contract.pools import LARGE, make_pool, pages_of
 from tests.contract.source_process import NUM_PAGES, SEED, source_process
+from tests.contract.transports import installed
 
 pytestmark = pytest.mark.slow
 EVERY = np.arange(NUM_PAGES)

@@ -16,9 +16,9 @@ from paceline.core.tls import PLAIN, TlsConfig
 from paceline.kv_transfer import registry, tcp_server, tls_socket
 from paceline.kv_transfer import tcp_wire as wire
 from paceline.kv_transfer.base import Link, Piece
-from tests.contract.conftest import installed
 from tests.contract.ends import SETTINGS, connected
 from tests.contract.pools import LARGE, SMALL, ids, make_pool, pages_of
+from tests.contract.transports import installed
 from tests.support.certificates import Mount
 
 

@@ -9,10 +9,10 @@ import pytest
 from paceline.core.errors import ConfigError, PeerGone
 from paceline.kv_transfer import registry
 from paceline.kv_transfer.base import Piece, TransportSettings
-from tests.contract.conftest import installed
 from tests.contract.ends import SETTINGS
 from tests.contract.pools import LARGE, SMALL, make_pool
 from tests.contract.source_process import NUM_PAGES, source_process
+from tests.contract.transports import installed
 
 EVERY = np.arange(NUM_PAGES)
 
