@@ -12,14 +12,14 @@ from paceline.core.pooling import Pooling
 from paceline.engine.messages import Embedding, Submit
 from paceline.models.loader import load_model
 from tests.support.families import FAMILIES
+from tests.support.small_configs import GPT2, LLAMA
 from tests.support.transformers_models import save_random_model
 from tests.unit.engine.benches import alone, bench, request
-from tests.unit.models import test_gpt2, test_llama
 
 TOKENS = [(i * i * 7 + 3 * i) % 88 for i in range(80)]
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("LlamaConfig", test_llama.SMALL | test_llama.VARIANTS["default"]),
-    "gpt2": ("GPT2Config", test_gpt2.SMALL),
+    "llama": ("LlamaConfig", LLAMA),
+    "gpt2": ("GPT2Config", GPT2),
 } | {name: (family.config_class, family.config("default")) for name, family in FAMILIES.items()}
 
 

@@ -1,7 +1,6 @@
 """Any mix of requests on a small engine gives each stream the tokens of a quiet run."""
 
 import functools
-from typing import Any
 
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, given, settings
@@ -14,36 +13,8 @@ from paceline.engine.messages import (
     Submit,
     TransferClosed,
 )
-from tests.unit.engine.benches import EDITED, Bench, alone, bench, mock_model, prompt, request
-
-MODEL = mock_model(eos_every=90)
-KINDS: list[dict[str, Any]] = [
-    {},
-    {"temperature": 0.9, "seed": 1},
-    {"temperature": 2.0, "top_p": 0.8, "seed": 2, "n": 2},
-    EDITED,
-    EDITED | {"n": 2, "num_prompt_logprobs": 2},
-]
-
-requests = st.tuples(
-    st.integers(1, 70),  # prompt tokens
-    st.integers(0, 1),  # which prompt
-    st.integers(1, 40),  # max_tokens
-    st.integers(0, len(KINDS) - 1),
-    st.integers(0, 2),  # priority
-    st.integers(0, 12),  # arrives after so many steps
-    st.one_of(st.none(), st.integers(1, 30)),  # is cancelled after so many steps
-)
-engines = st.fixed_dictionaries(
-    {
-        "num_pages": st.integers(8, 14),
-        "max_batch_tokens": st.integers(5, 60),
-        "max_running": st.integers(1, 4),
-        "output_window_tokens": st.sampled_from([0, 16, 256]),
-        "prefix_cache": st.booleans(),
-        "overlap": st.booleans(),
-    }
-)
+from tests.unit.engine.benches import alone, bench, prompt, request
+from tests.unit.engine.mixes import KINDS, MODEL, engines, play, requests
 
 
 @functools.cache
@@ -56,24 +27,6 @@ def quiet_run(num_tokens: int, salt: int, max_tokens: int, kind: int) -> dict[in
 def scores_of_quiet_run(num_tokens: int, salt: int) -> list[PositionLogprobs]:
     spec = request(prompt(num_tokens, salt), max_tokens=1, num_prompt_logprobs=2)
     return bench(MODEL, num_pages=64).handle(Submit(1, spec)).run().scores(1)
-
-
-def play(b: Bench, mix: list[tuple[int, ...]]) -> None:
-    for step in range(60):
-        for slot, (num_tokens, salt, max_tokens, kind, priority, arrival, cancel) in enumerate(mix):
-            if step == arrival:
-                spec = request(
-                    prompt(num_tokens, salt),
-                    max_tokens=max_tokens,
-                    priority=priority,
-                    **KINDS[kind],
-                )
-                b.handle(Submit(slot, spec))
-            if cancel is not None and step == arrival + cancel:
-                b.handle(Cancel(slot))
-        b.step()
-        assert b.engine.pool.check_integrity() == ""
-    b.run()
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))

@@ -14,7 +14,7 @@ from paceline.engine.messages import Submit
 from paceline.engine.page_pool import PageState
 from paceline.engine.prefix_cache import PrefixCache
 from paceline.engine.sequence import Sequence
-from tests.unit.engine import test_mixes, test_window_mixes
+from tests.unit.engine import mixes, window_mixes
 from tests.unit.engine.benches import Bench, alone, bench, mock_model, prompt, request
 from tests.unit.engine.windows import WINDOWS, windowed_model
 
@@ -43,33 +43,33 @@ quick = settings(max_examples=25, deadline=None, suppress_health_check=list(Heal
 
 @quick
 @given(
-    config=test_mixes.engines,
-    mix=st.lists(test_mixes.requests, min_size=3, max_size=7),
+    config=mixes.engines,
+    mix=st.lists(mixes.requests, min_size=3, max_size=7),
 )
 def test_what_is_refused_unseen_would_not_fit(
     config: dict[str, int], mix: list[tuple[int, ...]]
 ) -> None:
     with CHECKED:
-        test_mixes.play(bench(test_mixes.MODEL, **config), mix)
+        mixes.play(bench(mixes.MODEL, **config), mix)
 
 
 @quick
 @given(
     kind=st.sampled_from(sorted(WINDOWS)),
-    config=test_window_mixes.engines,
-    mix=st.lists(test_window_mixes.requests, min_size=3, max_size=6),
-    pins=test_window_mixes.pins,
+    config=window_mixes.engines,
+    mix=st.lists(window_mixes.requests, min_size=3, max_size=6),
+    pins=window_mixes.pins,
 )
 def test_nor_would_it_with_windows(
     kind: str,
     config: dict[str, int],
-    mix: test_window_mixes.Mix,
+    mix: window_mixes.Mix,
     pins: list[tuple[int, int]],
 ) -> None:
-    num_pages = test_window_mixes.smallest_pool(kind, config)
+    num_pages = window_mixes.smallest_pool(kind, config)
     b = bench(windowed_model(kind), num_pages, max_pinned_share=1.0, **config)
     with CHECKED:
-        test_window_mixes.Play(b, mix, pins).run()
+        window_mixes.Play(b, mix, pins).run()
 
 
 @contextmanager

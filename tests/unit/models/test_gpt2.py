@@ -13,18 +13,10 @@ from transformers import GPT2Config
 from paceline.core.errors import ConfigError
 from paceline.models.loader import load_model
 from tests.support.computing import WAYS, logits
+from tests.support.small_configs import GPT2 as SMALL
 from tests.support.transformers_models import change_config, logits_of, save_random_model
 
 TOKENS = [(i * i * 5 + i) % 90 for i in range(80)]
-SMALL: dict[str, Any] = {
-    "vocab_size": 90,
-    "n_positions": 96,
-    "n_embd": 32,
-    "n_layer": 3,
-    "n_head": 4,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-}
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
     "by layer": {"scale_attn_by_inverse_layer_idx": True},

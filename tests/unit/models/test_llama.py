@@ -13,24 +13,12 @@ from paceline.core.errors import ConfigError
 from paceline.models.base import Model
 from paceline.models.loader import load_model
 from tests.support.computing import WAYS, logits
+from tests.support.small_configs import LLAMA as SMALL
 from tests.support.transformers_models import change_config, logits_of, save_random_model
 
 ORIGINAL = 32
 TOKENS = [(i * i * 7 + 3 * i) % 96 for i in range(80)]
 SHORT, LONG = [1.0 + 0.1 * i for i in range(4)], [2.0 + 0.9 * i for i in range(4)]
-
-SMALL: dict[str, Any] = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "rms_norm_eps": 1e-5,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-}
 
 
 def rope(kind: str, **parameters: Any) -> dict[str, Any]:
