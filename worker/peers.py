@@ -29,6 +29,7 @@ MAX_PEERS = 256
 CONNECT_TIMEOUT_S = 3.0
 CALL_TIMEOUT_S = 3.0
 CANARY_BEATS = 30  # between two looks at a peer's canary
+PIN_TIMEOUT_S = 2.0  # a request waits for it: it goes on elsewhere if the source is cut off
 FORGET_AFTER = 10  # times the silence that ends leases
 
 
@@ -91,7 +92,7 @@ class Peer:
         metadata = caller_token.metadata(self.secret)
         try:
             pinned: kv_pb2.PinResponse = await self.calls.stub.Pin(
-                request, timeout=CALL_TIMEOUT_S, metadata=metadata
+                request, timeout=PIN_TIMEOUT_S, metadata=metadata
             )
         except grpc.aio.AioRpcError as failure:
             raise error_of(failure) from None

@@ -6,14 +6,20 @@ from typing import Any
 
 import pytest
 
-from paceline.core.errors import IncompatiblePeer, KvUnavailable, PacelineError, PeerGone
+from paceline.core.errors import (
+    IncompatiblePeer,
+    KvUnavailable,
+    PacelineError,
+    PeerGone,
+    Unavailable,
+)
 from paceline.core.kv_layout import PageGroup
 from paceline.kv_transfer.link_statistics import LinkStatistics
 from paceline.rpc.channel import make_server
 from paceline.v1 import common_pb2, kv_pb2, kv_pb2_grpc, worker_pb2
 from paceline.worker.config import WorkerConfig
 from paceline.worker.connectors import Reached
-from paceline.worker.peers import PeerDirectory
+from paceline.worker.peers import PIN_TIMEOUT_S, PeerDirectory
 from paceline.worker.quarantine import STRIKES, Verdict
 
 SECRET = "a secret of the tests"
@@ -31,6 +37,10 @@ class Source(kv_pb2_grpc.KvTransferServiceServicer):
             content_digest="ab",
             layout_digest=self.layout_digest,
         )
+
+    async def Pin(self, request: Any, context: Any) -> kv_pb2.PinResponse:
+        await asyncio.sleep(10)
+        return kv_pb2.PinResponse()
 
     async def Report(self, request: Any, context: Any) -> kv_pb2.ReportResponse:
         if self.verdict is None:
@@ -183,3 +193,14 @@ async def test_canaries_are_looked_at_again_and_drift_keeps_apart(
     assert checks.num_admitted == 2
     assert (peer in peers.connected()) is stays
     assert bool(checks.apart) is not stays
+
+
+async def test_a_source_that_does_not_answer_a_pin_is_given_up_soon(
+    peers: PeerDirectory, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As behind a link that was cut: the request goes on elsewhere, within three seconds in all."""
+    assert PIN_TIMEOUT_S + 0.5 < 3
+    monkeypatch.setattr("paceline.worker.peers.PIN_TIMEOUT_S", 0.2)
+    peer = await peers.get(TICKET, endpoint)
+    with pytest.raises(Unavailable):
+        await asyncio.wait_for(peer.pin(kv_pb2.PinRequest(ticket=TICKET)), 2)
