@@ -1,5 +1,6 @@
 """The transports of one incarnation: what exports its pool, and how links to peers are made."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -124,6 +125,9 @@ class Connectors:
         for source in self._sources:
             source.close()
         self._reader.close()
+        for pool in self._own.ranks if self._own is not None else ():
+            with contextlib.suppress(BufferError):  # what still refers to it waits for a collection
+                pool.memory.release()  # else the whole pool would wait, which is freed after this
 
 
 def make_connectors(config: WorkerConfig, rank: RankProcess) -> Connectors:
