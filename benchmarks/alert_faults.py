@@ -195,6 +195,13 @@ def corrupt_pool(deployment: Deployment) -> None:
             memory.write(os.urandom(end - start))
 
 
+def end_quarantine(deployment: Deployment) -> None:
+    """Readers leave the worker alone for minutes; its next incarnation they do not know."""
+    deployment.rank("prefill-0").kill()
+    time.sleep(1)
+    deployment.cluster.wait_connected(2, 60)
+
+
 def pool_maps(pid: int) -> list[tuple[int, int]]:
     """Addresses at which a process has mapped a page pool to write."""
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
@@ -232,6 +239,7 @@ FAULTS = (
         "the prefill worker's pool is overwritten",
         ("PacelineKvMismatch", "PacelineHandoffsFail"),
         nothing,
+        end_quarantine,
         go_on=corrupt_pool,
     ),
     Fault(
