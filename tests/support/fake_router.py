@@ -173,7 +173,7 @@ class Attachment:
     async def _read(self) -> None:
         try:
             with contextlib.suppress(grpc.aio.AioRpcError):
-                while (frame := await self._call.read()) is not grpc.aio.EOF:
+                while isinstance(frame := await self._call.read(), worker_pb2.WorkerFrame):
                     self._apply(frame)
             self.status = await self._call.code()
         finally:

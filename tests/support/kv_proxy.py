@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 
 from paceline.rpc.caller_token import TOKEN
 from paceline.v1 import kv_pb2
 
 SERVICE = "paceline.v1.KvTransferService"
-UNARY = {
+UNARY: dict[str, tuple[type[Message], type[Message]]] = {
     "Describe": (kv_pb2.DescribeRequest, kv_pb2.DescribeResponse),
     "Pin": (kv_pb2.PinRequest, kv_pb2.PinResponse),
     "Unpin": (kv_pb2.UnpinRequest, kv_pb2.UnpinResponse),
@@ -169,7 +170,6 @@ def _token_of(context: Context) -> tuple[tuple[str, str | bytes], ...]:
 
 
 async def _abort_like(context: Context, failure: grpc.aio.AioRpcError) -> None:
-    trailers = tuple(
-        (name, value) for name, value in failure.trailing_metadata() if name.startswith("paceline")
-    )
+    metadata: Any = failure.trailing_metadata()  # iterable, whatever its stub says
+    trailers = tuple((name, value) for name, value in metadata if name.startswith("paceline"))
     await context.abort(failure.code(), failure.details() or "", trailers)

@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 def save_random_model(folder: Path, config: PreTrainedConfig, **save: Any) -> PreTrainedModel:
     """Weights large enough that every part decides: logits get a standard deviation above 1."""
     generator = torch.Generator().manual_seed(17)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    made: Any = AutoModelForCausalLM  # ships no types for it
+    model: PreTrainedModel = made.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator)
@@ -42,4 +43,5 @@ def change_config(folder: Path, **changes: Any) -> None:
 def logits_of(model: PreTrainedModel, token_ids: list[int]) -> torch.Tensor:
     """[T, vocab], all of the sequence in one forward."""
     with torch.inference_mode():
-        return model(torch.tensor([token_ids]), use_cache=False).logits[0]
+        logits: torch.Tensor = model(torch.tensor([token_ids]), use_cache=False).logits
+        return logits[0]

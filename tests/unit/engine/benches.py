@@ -180,8 +180,9 @@ class Bench:
         return [e for e in self.of(Emission, slot) if e.choice == choice][-1].finish
 
     def failure(self, slot: int) -> Failed:
-        (failed,) = self.of(Failed, slot)
-        return failed
+        failed: list[Failed] = self.of(Failed, slot)
+        assert len(failed) == 1, failed
+        return failed[0]
 
     def assert_idle(self) -> None:
         """Everything is free or cached, and every slot that ended ended once."""
