@@ -92,8 +92,9 @@ class Adoption:
         try:
             await self._follow()
         except asyncio.CancelledError:
-            if not self._abort.is_set():
+            if self._task.cancelling() and not self._abort.is_set():
                 raise
+            self._fail(KvUnavailable("the link to the source was closed"))  # for all who read
         except grpc.aio.AioRpcError as failure:
             error = error_of(failure)
             is_ours = isinstance(error, InvalidRequest)  # of a call, not of the request

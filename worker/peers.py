@@ -156,6 +156,11 @@ class PeerDirectory:
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if task.cancelled() and caller is not None and not caller.cancelling():
+                raise PeerGone("another incarnation of the source has its place") from None
+            raise
         except Exception:
             if self._peers.get(key) is task:
                 del self._peers[key]  # the next one tries anew

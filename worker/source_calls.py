@@ -2,6 +2,7 @@
 
 import grpc
 
+from paceline.core.errors import PeerGone
 from paceline.core.tls import TlsConfig, credentials
 from paceline.rpc.channel import connect
 from paceline.v1 import kv_pb2_grpc
@@ -9,7 +10,8 @@ from paceline.v1 import kv_pb2_grpc
 
 class SourceCalls:
     """`stub` makes the calls. After `renew` it is another one, whose connection uses the files of
-    now: calls under way end over the old channel, which is closed at the next renewal."""
+    now: calls under way end over the old channel, which is closed at the next renewal. `close`
+    cancels those under way; whoever asks for the stub afterwards hears that the peer is gone."""
 
     def __init__(self, endpoint: str, tls: TlsConfig) -> None:
         self._endpoint = endpoint
@@ -20,6 +22,12 @@ class SourceCalls:
     @property
     def are_outdated(self) -> bool:
         return credentials(self._tls) is not self._credentials
+
+    @property
+    def stub(self) -> kv_pb2_grpc.KvTransferServiceStub:
+        if not self._channels:
+            raise PeerGone("the link to the source was closed")
+        return self._stub
 
     async def renew(self) -> None:
         self._connect()
@@ -32,7 +40,7 @@ class SourceCalls:
         self._credentials = credentials(self._tls)
         channel = connect(self._endpoint, self._tls)
         self._channels.append(channel)
-        self.stub = kv_pb2_grpc.KvTransferServiceStub(channel)  # type: ignore[no-untyped-call]
+        self._stub = kv_pb2_grpc.KvTransferServiceStub(channel)  # type: ignore[no-untyped-call]
 
     async def _close(self, channels: list[grpc.aio.Channel]) -> None:
         for channel in channels:

@@ -184,3 +184,31 @@ async def test_aibrix_2289_decode_does_not_wait_for_a_prefill_that_has_failed(
         whole = await decode.run(make_request(decode.info, request.token_ids)).until_ended()
         assert whole.error is None and whole.tokens
     await wait_beside(lambda: is_free(workers["decode"]) and is_free(workers["prefill"]), 5)
+
+
+async def test_a_link_that_is_closed_ends_whoever_follows_its_source(
+    workers: dict[str, WorkerProcess],
+) -> None:
+    """One hand-off waits for a prompt that is computed when another's ticket names an incarnation
+    that is no more: the link to the source is made anew, and the first must not wait for ever."""
+    async with (
+        Attachment(workers["prefill"].endpoint) as prefill,
+        Attachment(workers["decode"].endpoint) as decode,
+    ):
+        request = make_request(decode.info, prompt(800, 3), max_tokens=4)
+        log = await reserved(decode, request)
+        ticket = make_ticket(request, prefill.info, decode.info)
+        decode.adopt(log, ticket, prefill.endpoint)
+        job = prefill.prefill(request, ticket)  # 1.6 s
+        await asyncio.sleep(0.4)
+        stale = make_request(decode.info, prompt(40, 4), max_tokens=4)
+        other = await reserved(decode, stale)
+        gone = worker_pb2.WorkerInfo()
+        gone.CopyFrom(prefill.info)
+        gone.incarnation = "gone"
+        decode.adopt(other, make_ticket(stale, gone, decode.info), prefill.endpoint)
+        await other.until_ended(3)
+        await log.until_ended(3)
+        assert isinstance(log.error, KvUnavailable) and isinstance(other.error, KvUnavailable)
+        prefill.cancel(job)
+    await wait_beside(lambda: is_free(workers["decode"]) and is_free(workers["prefill"]), 5)

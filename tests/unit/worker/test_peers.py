@@ -128,6 +128,36 @@ async def test_a_late_report_of_an_old_peer_leaves_the_new_one(
     assert await peers.get(TICKET, endpoint) is new
 
 
+async def test_who_waits_for_an_incarnation_hears_that_another_took_its_place(
+    peers: PeerDirectory, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def admit_never(*link: object) -> None:
+        await asyncio.sleep(10)
+
+    monkeypatch.setattr(peers.checks, "admit", admit_never)
+    waiting = asyncio.create_task(peers.get(TICKET, endpoint))
+    await asyncio.sleep(0)  # until it waits
+    other = common_pb2.Ticket(source_worker="source", source_incarnation="2")
+    with pytest.raises(PeerGone):
+        await peers.get(other, endpoint)
+    with pytest.raises(PeerGone, match="another incarnation"):
+        await waiting
+
+
+async def test_calls_over_a_link_that_is_closed_find_the_peer_gone(
+    peers: PeerDirectory, endpoint: str
+) -> None:
+    """Another pull may have found the link broken while this one waited for its turn."""
+    peer = await peers.get(TICKET, endpoint)
+    await peer.close()
+    with pytest.raises(PeerGone):
+        await peer.pin(kv_pb2.PinRequest())
+    with pytest.raises(PeerGone):
+        await peer.unpin(kv_pb2.UnpinRequest())
+    with pytest.raises(PeerGone):
+        peer.progress(TICKET, ())
+
+
 async def test_pages_that_cannot_be_ours_are_refused_by_name(
     peers: PeerDirectory, endpoint: str, source: Source
 ) -> None:
