@@ -24,7 +24,7 @@ from tests.support.workers import pool_of
 
 OVER_TCP = ("tcp", "ucx", "nixl")  # what they say to each other before pages travel, at least
 COMMIT_WAIT_S = 2.0
-WATCH_S = 3.0
+WATCH_S = 10.0  # a link that was cut may take seconds until it is there again
 SLICE_S = 0.0002
 HOLD_S = 1.0  # of an unpin, for a later request's call to pass it
 
@@ -197,15 +197,16 @@ class PoolWatch:
             os.kill(pid, signal.SIGCONT)
             time.sleep(SLICE_S)
 
-    def wait(self, then: Callable[[], None]) -> None:
-        """Until the first one changes, or in vain; calls `then` at once. Blocks."""
+    def wait(self, then: Callable[[], None]) -> bool:
+        """Until the first one changes, then calls `then` at once; False in vain. Blocks."""
         with contextlib.suppress(PermissionError):  # else it may look too late where cores are few
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -15)
         ends = time.monotonic() + WATCH_S
         while not self.num_changed():
             if time.monotonic() > ends:
-                return
+                return False
         then()
+        return True
 
 
 async def until(condition: Callable[[], bool], timeout_s: float) -> bool:

@@ -9,7 +9,8 @@ other hosts, and the request goes on with the second.
 handoff_mb_s    of a hand-off's pages, from the request to decode's first token, median
 wrong_tokens    that differ from those of a worker which computes the whole request
 retried         hand-offs over a link that was whole, which went on elsewhere all the same
-retry_s         from the cut to the next token, of the hand-off from elsewhere
+retry_s         from the cut until the request goes on elsewhere
+next_token_s    from the cut to the next token: pages of that hand-off travel over such a link, too
 free_s          from the cut until all pages are free or cached, at both ends of it
 hung            requests that did not end
 cut_mid_pull    cuts that came while some pages were there and others not
@@ -59,6 +60,7 @@ class Cut:
     hung: int
     is_mid_pull: bool
     retry_s: float
+    next_token_s: float
     free_s: float
 
 
@@ -88,20 +90,21 @@ class Trio:
             watch = PoolWatch(reader.pid, attached["reader"].info)
             watching = asyncio.create_task(asyncio.to_thread(watch.wait, self._cut_off))
             await hand.begin(attached["first"], self._endpoint("first"))
-            await watching
+            assert await watching, "no page came"
             cut_at, num_changed = time.monotonic(), watch.num_changed()
             hung = int(not await until(hand.is_over, DEFAULT.limit_s))
+            retry_s = time.monotonic() - cut_at
             hand.end()
             assert not hand.is_answered(), "the cut came too late"
             await hand.begin(attached["second"], self._endpoint("second"))
             hung += not await until(hand.has_decoded, DEFAULT.limit_s)
-            retry_s = time.monotonic() - cut_at
+            next_token_s = time.monotonic() - cut_at
             hung += not await until(hand.is_answered, DEFAULT.limit_s)
             hand.end()
             free_s = await self._free_after(cut_at)
         self._hosts["first"].set_link(is_up=True)
         is_mid_pull = 0 < num_changed < PROMPT_TOKENS // 16
-        return Cut(hand.num_wrong(), hung, is_mid_pull, retry_s, free_s)
+        return Cut(hand.num_wrong(), hung, is_mid_pull, retry_s, next_token_s, free_s)
 
     def _cut_off(self) -> None:
         self._hosts["first"].set_link(is_up=False)
@@ -182,6 +185,7 @@ async def measure_over(model: Path, transport: str, num_handoffs: int, num_cuts:
         "retried": sum(found.retried for found in ended),
         "cut_mid_pull": sum(cut.is_mid_pull for cut in cuts),
         f"retry_s_{transport}": max(cut.retry_s for cut in cuts),
+        f"next_token_s_{transport}": max(cut.next_token_s for cut in cuts),
         f"free_s_{transport}": max(cut.free_s for cut in cuts),
     }
 
