@@ -82,7 +82,8 @@ class AdmissionQueue(Generic[P]):
             given_up.append(victim)
             num, tokens = num - 1, tokens - victim.turn.num_tokens
         for victim in given_up:
-            victim.future.set_exception(self._overloaded())
+            if not victim.future.done():  # else it is leaving
+                victim.future.set_exception(self._overloaded())
             self._forget(victim)
 
     def retry_after_s(self) -> float:

@@ -207,6 +207,24 @@ async def test_a_higher_priority_takes_the_place_of_the_newest_of_a_lower_one() 
     await tasks[0]
 
 
+async def test_the_place_of_one_that_is_leaving_is_taken() -> None:
+    """In the same turn of the loop: its task has not run since its client left."""
+    queue, room = AdmissionQueue[_Slot](1, 10_000), _Room(0)
+    leaving = _wait(queue, room, "leaving", priority=5)
+    await asyncio.sleep(0)
+    leaving.cancel()
+    turn = _turn(queue)
+    queue.make_room(turn)
+    comes = asyncio.create_task(queue.wait("m", turn, room.place("comes")))
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    assert len(queue) == 1
+    room.free = 1
+    queue.wake()
+    await comes
+    assert room.taken == ["comes"] and len(queue) == 0
+
+
 async def test_who_comes_back_keeps_its_place() -> None:
     """Its client may have tokens already."""
     queue, room = AdmissionQueue[_Slot](2, 10_000), _Room(0)
