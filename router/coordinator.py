@@ -93,7 +93,8 @@ class Coordinator:
             raise InvalidRequest("request_id", request.request_id, "is in use")
         digest = self._placer.digest_of(request)
         turn = request.turn(self.queue.next_arrival())
-        self.queue.make_room(turn)
+        if not request.had_turn:  # else it is let in: its client would see a stream break off
+            self.queue.make_room(turn)
         self._attempts[request.key] = set()
         if traceparent := request.message.traceparent:
             request.span = self._spans.start(tracing.ROUTE, traceparent, is_entry=True)
@@ -158,8 +159,9 @@ class Coordinator:
         while line.choices:
             waiting = self._spans.start(tracing.QUEUE, line.request.span.traceparent)
             try:
-                had_turn = line.request.placed_at is not None
-                attempt = await self.queue.wait(line.group, line.turn, place, comes_back=had_turn)
+                attempt = await self.queue.wait(
+                    line.group, line.turn, place, comes_back=line.request.had_turn
+                )
             except Cancelled:
                 return  # while it waited
             finally:

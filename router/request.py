@@ -113,6 +113,11 @@ class Request:
         return self.due if waits and not self.num_forced_at_start else float("inf")
 
     @property
+    def had_turn(self) -> bool:
+        """Here, or at another router: its client may have tokens."""
+        return self.placed_at is not None or self.num_forced_at_start > 0
+
+    @property
     def has_output(self) -> bool:
         return any(len(log.tokens) > self.num_forced_at_start for log in self.logs.values())
 

@@ -11,8 +11,9 @@ import pytest
 from paceline.core.errors import DeadlineExceeded
 from paceline.router.request import Request
 from paceline.v1 import common_pb2
+from tests.support.fake_worker import tokens_of
 from tests.support.redis_server import RedisServer, redis_server
-from tests.support.router_bench import Bench, make_request, router_bench
+from tests.support.router_bench import Answer, Bench, make_request, router_bench
 from tests.support.waits import until
 
 
@@ -157,6 +158,31 @@ async def test_a_full_queue_is_no_single_tenants(store: RedisServer) -> None:
             assert refused.error.retry_after_ms >= 1000
         decode.full = False
         served = [first, *many[:2], *few]
+        await until(lambda: all(answer.ended for answer in served))
+        for answer in served:
+            answer.check(8)
+        await bench.check_idle()
+
+
+async def test_who_has_tokens_of_another_router_keeps_its_place_in_a_full_queue(
+    store: RedisServer,
+) -> None:
+    async with router_bench(store, queue_limit=2, max_slots_per_worker=1) as bench:
+        decode = await bench.add("d0", full=True)
+        client = await bench.client()
+        first = await client.submit()
+        await until(lambda: decode.commands("run"))
+        waiting = [await client.submit() for _ in range(2)]
+        await until(lambda: len(bench.router.coordinator.queue) == 2)
+        begun = Answer(0, seed=50)
+        begun.request = make_request(begun.seed, num_prompt=100, max_tokens=8)
+        begun.tokens[0] = tokens_of(begun.seed, 0, 3)
+        moved = await client.go_on(begun, epoch=1)
+        await until(lambda: len(bench.router.coordinator.queue) == 3)
+        urgent = await client.submit(priority=-1)  # all that may be refused give up for it
+        await until(lambda: all(answer.ended for answer in waiting))
+        decode.full = False
+        served = [first, moved, urgent]
         await until(lambda: all(answer.ended for answer in served))
         for answer in served:
             answer.check(8)
