@@ -11,7 +11,10 @@ LABELS = {
     "outcome": "`completed`, `deadline`, `cancelled`, `bug`, and error codes",
     "kind": "`whole`, `split`",
     "result": "`pulled`, or why not: docs/routing.md",
-    "reason": "error codes of attempts; gRPC codes and what else ends a stream; forms of records",
+    "reason": (
+        "error codes of attempts; gRPC codes and what else ends a stream; forms of records; of "
+        "what waits `capacity`, `deferred`"
+    ),
     "finished_reason": "`stop`, `length`, `cancelled`",
     "role": "`prefill`, `decode`",
     "worker": "connected workers",

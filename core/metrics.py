@@ -314,6 +314,12 @@ ROUTER_TOKEN2_GAP_SECONDS = Metric(
 # worker; first vLLM's
 VLLM_RUNNING = Metric("gauge", "vllm:num_requests_running", "Sequences in the batch.", _MODEL)
 VLLM_WAITING = Metric("gauge", "vllm:num_requests_waiting", "Admitted, not in the batch.", _MODEL)
+VLLM_WAITING_BY_REASON = Metric(
+    "gauge",
+    "vllm:num_requests_waiting_by_reason",
+    "Those by what for: rows and pages, or KV of another worker or tier.",
+    (*_MODEL, "reason"),
+)
 VLLM_KV_USAGE = Metric("gauge", "vllm:kv_cache_usage_perc", "Share of pages in use, 0–1.", _MODEL)
 VLLM_CACHE_CONFIG = Metric(
     "gauge",

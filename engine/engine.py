@@ -272,6 +272,7 @@ class Engine:
             num_pages=self.pool.num_pages,
             num_preemptions=scheduler.num_preemptions,
             token_s=scheduler.step_time.token_s or scheduler.step_time.tested_token_s,
+            num_deferred=len(filling),
         )
 
     def _has_events(self) -> bool:

@@ -266,6 +266,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     num_pages: int
     num_preemptions: int
     token_s: float = 0.0  # that a prompt token takes, on average of late; 0: not known yet
+    num_deferred: int = 0  # of those that wait: for KV from outside
 
 
 class StepOutput(msgspec.Struct, frozen=True, array_like=True):

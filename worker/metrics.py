@@ -34,6 +34,9 @@ class WorkerMetrics:
         names.VLLM_LORA.gauge(registry).labels("0", "", "").set(time.time())
         self._running = names.VLLM_RUNNING.gauge(registry).labels(*model)
         self._waiting = names.VLLM_WAITING.gauge(registry).labels(*model)
+        by_reason = names.VLLM_WAITING_BY_REASON.gauge(registry)
+        self._wait_for_room = by_reason.labels(*model, "capacity")
+        self._wait_for_kv = by_reason.labels(*model, "deferred")
         self._usage = names.VLLM_KV_USAGE.gauge(registry).labels(*model)
         self._cache_config = names.VLLM_CACHE_CONFIG.gauge(registry)
         self._queries = names.VLLM_PREFIX_QUERIES.counter(registry).labels(*model)
@@ -177,6 +180,8 @@ class WorkerMetrics:
     def _observe_load(self, load: Load) -> None:
         self._running.set(load.num_running)
         self._waiting.set(load.num_waiting)
+        self._wait_for_room.set(load.num_waiting - load.num_deferred)
+        self._wait_for_kv.set(load.num_deferred)
         self._usage.set(1 - max(load.num_free_pages, 0) / max(load.num_pages, 1))
         self._preemptions.inc(max(0, load.num_preemptions - self._num_preemptions))
         self._num_preemptions = load.num_preemptions

@@ -494,6 +494,11 @@ WORKERS = Board(
         Panel(
             "Waiting at the worker", "short", (Query("vllm:num_requests_waiting", "{{instance}}"),)
         ),
+        Panel(
+            "Waiting, by reason",
+            "short",
+            (Query("vllm:num_requests_waiting_by_reason", "{{instance}} {{reason}}"),),
+        ),
         Panel("Pages in use", "percentunit", (Query("vllm:kv_cache_usage_perc", "{{instance}}"),)),
         Panel(
             "Tokens",

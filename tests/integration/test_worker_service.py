@@ -61,6 +61,9 @@ def test_metrics_have_the_names_that_dashboards_know(worker: WorkerProcess) -> N
     shown = {line.rsplit(" ", 1)[0] for line in worker.metrics()}
     for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
         assert f'vllm:{name}{{engine="0",model_name="model"}}' in shown
+    for reason in ("capacity", "deferred"):
+        labels = f'{{engine="0",model_name="model",reason="{reason}"}}'
+        assert f"vllm:num_requests_waiting_by_reason{labels}" in shown
     pool = next(line for line in shown if line.startswith("vllm:cache_config_info{"))
     assert 'block_size="16"' in pool and 'num_gpu_blocks="1024"' in pool
     assert any(line.startswith("vllm:lora_requests_info{") for line in shown)

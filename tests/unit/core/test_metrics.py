@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from deploy.observability.metrics_page import with_table
 from paceline.core import metrics as names
 from paceline.core.metric_labels import LABELS
+from paceline.engine.messages import Load
 from paceline.gateway import metrics as gateway_metrics
 from paceline.gateway.metrics import GatewayMetrics
 from paceline.kv_transfer.tiers.base import Tier
@@ -27,6 +28,7 @@ PAGE = Path(__file__).parents[3] / "docs/metrics.md"
 READ_OF_ENGINES = {
     "vllm:num_requests_running": ("model_name", "engine"),
     "vllm:num_requests_waiting": ("model_name", "engine"),
+    "vllm:num_requests_waiting_by_reason": ("model_name", "engine", "reason"),
     "vllm:kv_cache_usage_perc": ("model_name", "engine"),
     "vllm:lora_requests_info": ("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
     "vllm:cache_config_info": ("block_size", "num_gpu_blocks"),
@@ -126,6 +128,18 @@ def test_counters_with_known_labels_begin_at_0() -> None:
         "paceline_leases_expired_total",
     ):
         assert f"\n{start} 0.0\n" in text
+
+
+def test_a_worker_tells_what_those_that_wait_are_waiting_for() -> None:
+    worker = WorkerMetrics("m", "decode")
+    worker._observe_load(Load(1, 7, 0, 8, 8, 0, num_deferred=2))
+    waiting = {
+        reason: worker.registry.get_sample_value(
+            names.VLLM_WAITING_BY_REASON, {"model_name": "m", "engine": "0", "reason": reason}
+        )
+        for reason in ("capacity", "deferred")
+    }
+    assert waiting == {"capacity": 5, "deferred": 2}
 
 
 def test_a_model_has_all_its_series_from_its_first_request() -> None:

@@ -179,10 +179,12 @@ def test_prompts_that_are_filled_count_as_waiting() -> None:
         reader.handle(Submit(slot, spec, num_offered_blocks=5)).run()
     load = reader.engine.load()
     assert (load.num_running, load.num_waiting, load.num_waiting_tokens) == (0, 2, 2 * 20)
+    assert load.num_deferred == 2
     assert [event.slot for event in reader.of(Failed)] == [3]
     reader.handle(Cancel(1), TransferClosed(1), Filled(2))
     load = reader.engine.load()
     assert (load.num_running, load.num_waiting, load.num_waiting_tokens) == (0, 1, 100)
+    assert load.num_deferred == 0  # a row is all that it waits for
     reader.run().assert_idle()
     load = reader.engine.load()
     assert (load.num_running, load.num_waiting, load.num_waiting_tokens) == (0, 0, 0)
