@@ -58,16 +58,21 @@ def test_eos_stops_unless_ignored() -> None:
     b.assert_idle()
 
 
-@pytest.mark.parametrize("min_tokens", [0, 1, 5, 6, 30])
+@pytest.mark.parametrize("min_tokens", [0, 1, 5, 100, 500])
 def test_ucm_1295_min_tokens_masks_what_would_end_it(min_tokens: int) -> None:
-    """https://github.com/ModelEngine-Group/unified-cache-management/pull/1295"""
-    model = mock_model(eos_every=24)
-    spec = request(prompt(20), max_tokens=30, min_tokens=min_tokens, temperature=0.8, seed=3)
+    """https://github.com/ModelEngine-Group/unified-cache-management/pull/1295: min_tokens=100 of
+    500, and others; the text would end at its third token, or where the model says so."""
+    model = mock_model(eos_every=24, max_position_embeddings=1024)
+    sampling: dict[str, Any] = {"temperature": 0.8, "seed": 3, "max_tokens": 500}
+    third = alone(request(prompt(20), **sampling), model)[0][2]
+    ends = {EOS, third}
+    spec = request(prompt(20), min_tokens=min_tokens, stop_token_ids=(third,), **sampling)
     b = bench(model).handle(Submit(1, spec)).run()
     tokens = b.tokens(1)
     assert len(tokens) >= max(min_tokens, 1)
-    assert EOS not in tokens[:min_tokens]
-    assert tokens[-1] == EOS or len(tokens) == 30
+    assert not ends & set(tokens[:min_tokens])
+    assert tokens[-1] in ends or len(tokens) == 500
+    assert len(tokens) == 3 or min_tokens > 1
     b.assert_idle()
 
 

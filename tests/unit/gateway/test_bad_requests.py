@@ -48,6 +48,7 @@ CASES: dict[str, tuple[str, bytes, str | None, str]] = {
     "empty prompt": (COMPLETIONS, complete(prompt=""), "prompt", "must not be empty"),
     "no prompts": (COMPLETIONS, complete(prompt=[]), "prompt", "must not be empty"),
     "empty ids": (COMPLETIONS, complete(prompt=[[]]), "prompt", "must not be empty"),
+    "an empty prompt of one": (COMPLETIONS, complete(prompt=[""]), "prompt", "must not be empty"),
     "one empty prompt": (COMPLETIONS, complete(prompt=["a", ""]), "prompt", "must not be empty"),
     "negative id": (COMPLETIONS, complete(prompt=[-1]), "prompt", "between 0 and 259"),
     "id of no token": (COMPLETIONS, complete(prompt=[260]), "prompt", "between 0 and 259"),
@@ -352,7 +353,8 @@ async def test_tiktoken_82_odd_but_valid_text_arrives_unchanged(deployment: Depl
     deployment.router.set_models([model_info(deployment.model_dir, context_length=1 << 16)])
     await until(lambda: deployment.gateway.serving.models()[0].context_length == 1 << 16)
     for text in ("\U0001f600", "a\0b", "\ufeffx", "e" + "\u0301" * 10_000):
-        assert (await deployment.complete(text)).status_code == 200
+        body = complete(prompt=text)  # pairs of surrogates: the six characters of each escape
+        assert (await deployment.http.post(COMPLETIONS, content=body)).status_code == 200
         sent = bytes(deployment.router.submissions[-1].request.token_ids)
         assert sent == text.encode()
     deployment.router.set_models([model_info(deployment.model_dir)])
