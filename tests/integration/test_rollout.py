@@ -50,21 +50,22 @@ def test_vllm_37982_a_worker_writes_shared_memory_up_to_what_the_chart_says(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_kserve_5496_no_request_fails_while_any_role_rolls() -> None:
     """https://github.com/kserve/kserve/pull/5496: SIGTERM aborted running requests.
 
-    Each pod says that it is not ready, finishes what runs, and exits with 0 in its grace period.
+    Under its 20 requests a second with streams of 60 s, on a clock ten times as fast. Each pod
+    says that it is not ready, finishes or hands on what runs, and exits with 0 in its grace period.
     """
     skip_without_namespaces()
-    command = [sys.executable, "-P", "-m", "benchmarks.rollout", "--quick"]
+    command = [sys.executable, "-P", "-m", "benchmarks.rollout"]
     paths = {"PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))}
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, **paths}, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-4000:]
     figures = json.loads(done.stdout.splitlines()[-1])["figures"]
-    assert figures["requests"] > 30
+    assert figures["requests"] > 500
     for name in ("failed", "truncated", "differing"):
         assert figures[name] == 0, (name, done.stderr[-2000:])
     assert figures["not_seen_unready"] == figures["exits_not_0"] == figures["restarts"] == 0
