@@ -208,7 +208,8 @@ class PeerDirectory:
         return shown + [f"in quarantine: {source}" for source, _ in self.quarantine.held()]
 
     def sweep(self) -> None:
-        """Forgets peers that have been gone for long; looks at the canaries of others again."""
+        """Forgets peers that have been gone for long; looks at the canaries of others again. One
+        that is silent would hold up those who come new for seconds: canaries come one by one."""
         period_s = CANARY_BEATS * self._config.beat_s
         limit_s = FORGET_AFTER * self._config.silence_s
         for peer in self.connected():
@@ -217,7 +218,8 @@ class PeerDirectory:
                 continue
             if peer.calls.are_outdated:
                 self._in_background(peer.calls.renew())
-            if peer.compared < time.monotonic() - period_s:
+            is_silent = peer.beats.unanswered_s > self._config.silence_s
+            if peer.compared < time.monotonic() - period_s and not is_silent:
                 peer.compared = time.monotonic()
                 self._in_background(self._admit_again(peer))
 

@@ -19,6 +19,7 @@ from paceline.rpc.channel import make_server
 from paceline.v1 import common_pb2, kv_pb2, kv_pb2_grpc, worker_pb2
 from paceline.worker.config import WorkerConfig
 from paceline.worker.connectors import Reached
+from paceline.worker.lease_beats import LeaseBeats
 from paceline.worker.peers import PIN_TIMEOUT_S, PeerDirectory
 from paceline.worker.quarantine import STRIKES, Verdict
 
@@ -223,6 +224,22 @@ async def test_canaries_are_looked_at_again_and_drift_keeps_apart(
     assert checks.num_admitted == 2
     assert (peer in peers.connected()) is stays
     assert bool(checks.apart) is not stays
+
+
+async def test_the_canary_of_a_silent_source_waits_until_it_is_heard_again(
+    peers: PeerDirectory, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks: Any = peers.checks
+    peer = await peers.get(TICKET, endpoint)
+    peer.compared -= 1000
+    with monkeypatch.context() as silent:
+        silent.setattr(LeaseBeats, "unanswered_s", 7.0)
+        peers.sweep()
+        await asyncio.sleep(0.05)
+        assert checks.num_admitted == 1
+    peers.sweep()
+    await asyncio.sleep(0.05)
+    assert checks.num_admitted == 2
 
 
 async def test_a_source_that_does_not_answer_a_pin_is_given_up_soon(
