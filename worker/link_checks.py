@@ -35,7 +35,7 @@ CANARY_TIMEOUT_S = 3.0
 TEST_BYTES = 64 << 20  # of a self-test, at most
 TEST_S = 0.25
 TEST_PIECE_BYTES = 4 << 20
-TEST_TIMEOUT_S = 1.0  # of one read
+TEST_TIMEOUT_S = CANARY_TIMEOUT_S  # of one read: the canary has come within it
 _NUM_SHORT_READS = 8
 
 _log = structlog.get_logger("paceline.worker")
@@ -164,14 +164,18 @@ class LinkChecks:
         to = self._canary.scratch if reached.scratch is None else reached.scratch
         short = Piece(source_pages[:1], np.array([to]), num_tokens=1)
         shortest = min(_seconds(link, short) for _ in range(_NUM_SHORT_READS))
-        num_pages = min(max(1, TEST_PIECE_BYTES // page_bytes), MAX_PIECE_PAGES)
-        piece = Piece(np.resize(source_pages, num_pages), np.full(num_pages, to))
-        num_bytes = num_pages * page_bytes
-        best, left, ends = math.inf, TEST_BYTES, time.monotonic() + TEST_S
-        while left >= num_bytes and (math.isinf(best) or time.monotonic() < ends):
-            best = min(best, _seconds(link, piece))
-            left -= num_bytes
-        return LinkSpeed(num_bytes / max(best, 1e-9), shortest)
+        most_pages = min(max(1, TEST_PIECE_BYTES // page_bytes), MAX_PIECE_PAGES)
+        num_pages, best = 1, 0.0  # a slow link is measured by pieces that it moves in time
+        left, ends = max(1, TEST_BYTES // page_bytes), time.monotonic() + TEST_S
+        while left > 0 and (not best or time.monotonic() < ends):
+            piece = Piece(np.resize(source_pages, num_pages), np.full(num_pages, to))
+            seconds = max(_seconds(link, piece), 1e-9)
+            best = max(best, num_pages * page_bytes / seconds)
+            left -= num_pages
+            if seconds < TEST_S / 8:
+                num_pages = 2 * num_pages
+            num_pages = min(num_pages, most_pages, left)
+        return LinkSpeed(best, shortest)
 
 
 def _forget_older(known: dict[PeerKey, T], key: PeerKey) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from paceline.core.errors import IncompatiblePeer, KvUnavailable
+from paceline.core.errors import IncompatiblePeer, KvUnavailable, PeerGone
 from paceline.engine.messages import CanaryCompared, CompareCanary
 from paceline.kv_transfer.base import CellSums, Piece
 from paceline.kv_transfer.link_statistics import LinkStatistics
@@ -158,6 +158,27 @@ async def test_a_self_test_is_bounded_and_writes_the_scratch_page_only(
     after = pages_of(ends.pool)
     assert np.array_equal(after[:SCRATCH], before[:SCRATCH])
     assert {page for piece in link.pieces for page in piece.source_pages.tolist()} == set(OWN)
+
+
+class ThrottledLink(SlowLink):
+    """Moves so many bytes a second; a read that takes too long breaks it."""
+
+    def read(self, piece: Piece, timeout_s: float) -> CellSums:
+        self.seconds = len(piece.source_pages) * SMALL.page_bytes / 2e6
+        if self.seconds > timeout_s:
+            time.sleep(timeout_s)
+            raise PeerGone("the source has been silent")
+        return super().read(piece, timeout_s)
+
+
+async def test_a_link_too_slow_for_a_whole_piece_is_told_of(ends: Ends, rank: Rank) -> None:
+    """4 MiB would take it two seconds."""
+    link = ThrottledLink(0.0, ends.link)
+    speed = await checks_of(rank, floor=50e6).self_test(
+        "prefill-1", description(ends), reached(link)
+    )
+    assert speed is not None and 1e6 < speed.bytes_per_second < 2e6
+    assert sum(len(p.source_pages) for p in link.pieces) * SMALL.page_bytes / 2e6 < 1
 
 
 async def test_a_slow_link_is_told_of(ends: Ends, rank: Rank) -> None:
