@@ -62,6 +62,7 @@ def parse(
         prog=f"paceline {command}",
         description=summary or config.__doc__,
         epilog=secrets_text(config),
+        allow_abbrev=False,  # a setting added later would make abbreviations ambiguous
     )
     for item in settings_of(config):
         if not item.is_secret:

@@ -55,6 +55,12 @@ def test_an_unknown_command_is_answered_with_the_nearest_one() -> None:
     )
 
 
+def test_a_setting_is_written_in_full() -> None:
+    done = paceline("up", "--model", ".", "--prefil", "2")
+    assert done.returncode == 2
+    assert "unrecognized arguments: --prefil 2" in done.stderr
+
+
 def test_version() -> None:
     assert paceline("version").stdout.startswith("paceline 0.")
 
