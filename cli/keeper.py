@@ -51,7 +51,8 @@ class Keeper:
         if restart:
             is_steady = time.monotonic() - child.started_at >= STEADY_S
             backoff_s = self._wait(child, 0.0 if is_steady else self._longer_s(child))
-            next_step = f"starting it again in {backoff_s:g} s"
+            when = f"in {backoff_s:g} s" if backoff_s else "at once"
+            next_step = f"starting it again {when}"
         else:
             self._due[child.name] = float("inf")
             next_step = "it stays down"
