@@ -145,6 +145,7 @@ def cost_of(worker: control_pb2.ConsideredWorker) -> str:
         "misses": worker.misses,
         "pull": worker.pull,
     }
-    shown = {name: tokens for name, tokens in terms.items() if tokens or name == "uncached"}
-    added = " + ".join(f"{name} {tokens:.0f}" for name, tokens in shown.items())
+    rounded = {name: round(tokens) for name, tokens in terms.items()}
+    shown = [f"{name} {tokens}" for name, tokens in rounded.items() if tokens or name == "uncached"]
+    added = " + ".join(shown)
     return f"{added} = {sum(terms.values()):.0f}, {worker.num_cached_tokens} cached"

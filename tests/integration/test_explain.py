@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from paceline.cli import main as cli
+from paceline.cli.explain import cost_of
 from paceline.router.decision_log import MAX_DECISIONS
 from paceline.rpc import channel
 from paceline.v1 import control_pb2, control_pb2_grpc
@@ -76,6 +77,11 @@ async def test_the_terms_of_each_worker_that_was_considered_are_printed(
         assert {second[2], third[2]} == {"*", " "}
         assert await explain(bench, "--request", "request-1", "--last", "1") == 0
         assert not any("request-2" in line for line in explain.lines)
+
+
+def test_terms_that_round_to_0_are_left_out() -> None:
+    worker = control_pb2.ConsideredWorker(uncached=0.2, running=32.6, pull=0.4)
+    assert cost_of(worker) == "uncached 0 + running 33 = 33, 0 cached"
 
 
 async def test_all_routers_are_asked_and_their_decisions_are_put_in_order(
