@@ -72,7 +72,7 @@ class Row:
 
 
 def run(config: SimConfig) -> int:
-    table = Table("workers", "goodput", "SLO met", *_TIMES, "hit rate")
+    table = Table("workers", "goodput", "SLO met", *_TIMES, "hit rate", box=None, pad_edge=False)
     shown: list[Row] = rows(config)
     for row in shown:
         seen = row.summary
@@ -82,7 +82,8 @@ def run(config: SimConfig) -> int:
         table.add_row(row.fleet, rate, f"{seen.good:.1%}", *cells, f"{seen.hit_rate:.1%}")
     console = Console()
     console.print(table)
-    console.print(f"All but goodput at {shown[0].time_scale:.2f} times the trace's pace, in ms.")
+    pace = f"{shown[0].time_scale:.2f} times the trace's pace"
+    console.print(f"Times in ms; all columns but goodput at {pace}.")
     return 0
 
 

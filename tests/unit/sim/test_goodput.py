@@ -9,7 +9,7 @@ from paceline.core.errors import ConfigError
 from paceline.router.placement import Placer
 from paceline.sim.cluster import Load, Setup
 from paceline.sim.goodput import MOST, goodput, meets, weighted_percentiles
-from paceline.sim.main import SimConfig, rows
+from paceline.sim.main import SimConfig, rows, run
 from paceline.sim.profile import H200_LLAMA_8B
 from paceline.sim.slo import Slo
 from paceline.sim.trace import Arrival
@@ -42,18 +42,32 @@ def test_percentiles_weigh_steps_by_their_tokens() -> None:
     assert weighted_percentiles([(1.0, 98), (5.0, 2)], (50, 99)) == [1.0, 5.0]
 
 
-def test_the_table_has_a_row_a_fleet_and_is_deterministic(tmp_path: Path) -> None:
+@pytest.fixture
+def two_fleets(tmp_path: Path) -> SimConfig:
     trace = tmp_path / "trace.jsonl"
     lines = [
         {"timestamp": 250 * i, "input_length": 6000, "output_length": 40, "hash_ids": [i, i]}
         for i in range(30)
     ]
     trace.write_text("\n".join(map(json.dumps, lines)))
-    config = SimConfig(trace=str(trace), workers=2, prefill="0,1")
-    table = rows(config)
+    return SimConfig(trace=str(trace), workers=2, prefill="0,1")
+
+
+def test_the_table_has_a_row_a_fleet_and_is_deterministic(two_fleets: SimConfig) -> None:
+    table = rows(two_fleets)
     assert [row.fleet for row in table] == ["2 aggregated", "1P1D"]
     assert all(row.goodput > 1 and 0 < row.summary.ttft_p50_s < 3 for row in table)
-    assert table == rows(config)
+    assert table == rows(two_fleets)
+
+
+def test_the_table_fits_eighty_columns(
+    two_fleets: SimConfig, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(two_fleets) == 0
+    head, aggregated, split, _, _ = [line.strip() for line in capsys.readouterr().out.split("\n")]
+    assert head.startswith("workers") and head.endswith("hit rate")
+    assert aggregated.startswith("2 aggregated ") and split.startswith("1P1D ")
 
 
 @pytest.mark.parametrize(
