@@ -71,23 +71,23 @@ def run(config: LinksConfig) -> int:
 
 
 def lines_of(worker: Look) -> Iterator[LinkLine]:
-    tested, latency, degraded = (
+    now, tested, latency = (
         {(labels["source"], labels["transport"]): value for labels, value in found}
         for found in (
             worker.samples.get(name, [])
-            for name in (names.LINK_TEST_SPEED, names.LINK_TEST_LATENCY, names.LINKS_DEGRADED)
+            for name in (names.TRANSFER_LINK_SPEED, names.LINK_TEST_SPEED, names.LINK_TEST_LATENCY)
         )
     )
-    for labels, speed in worker.samples.get(names.TRANSFER_LINK_SPEED, []):
+    for labels, degraded in worker.samples.get(names.LINKS_DEGRADED, []):
         key = labels["source"], labels["transport"]
         yield LinkLine(
             source=key[0],
             reader=urlsplit(worker.url).netloc,
             transport=key[1],
-            now=speed,
+            now=now.get(key, math.nan),
             tested=tested.get(key, math.nan),
             latency_s=latency.get(key, math.nan),
-            is_degraded=bool(degraded.get(key)),
+            is_degraded=bool(degraded),
         )
 
 

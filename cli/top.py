@@ -216,8 +216,10 @@ def links(processes: list[Process]) -> Table:
 
 
 def speeds(processes: list[Process]) -> Iterator[tuple[str, str, str, str]]:
-    """Source, reader, transport, GB/s."""
+    """Source, reader, transport, GB/s of what was pulled."""
     for process in processes:
-        for labels, speed in process.now.samples.get(names.TRANSFER_LINK_SPEED, []):
-            reader = urlsplit(process.now.url).netloc
-            yield labels["source"], reader, labels["transport"], f"{speed / 1e9:.2f}"
+        reader = urlsplit(process.now.url).netloc
+        measured = process.now.samples.get(names.TRANSFER_LINK_SPEED, [])
+        for labels, _ in process.now.samples.get(names.LINKS_DEGRADED, []):
+            seen = [f"{speed / 1e9:.2f}" for of, speed in measured if of == labels]
+            yield labels["source"], reader, labels["transport"], seen[0] if seen else "–"

@@ -393,7 +393,7 @@ TRANSFER_MISMATCHES = Metric(
 TRANSFER_LINK_SPEED = Metric(
     "gauge",
     "paceline_transfer_link_bytes_per_second",
-    "Speed of the link from a source, as estimated now.",
+    "Speed of the link from a source, as its pulls show it. Absent before the first one.",
     ("source", "transport"),
 )
 LINK_TEST_SPEED = Metric(

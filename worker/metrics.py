@@ -164,7 +164,8 @@ class WorkerMetrics:
             gauge.clear()
         for peer in peers.connected():
             labels = peer.key[0], peer.link.transport
-            self._link_speed.labels(*labels).set(peer.statistics.figures.bytes_per_second)
+            if peer.statistics.figures.num_pieces:  # before that it is a guess
+                self._link_speed.labels(*labels).set(peer.statistics.figures.bytes_per_second)
             if peer.speed is not None:
                 self._test_speed.labels(*labels).set(peer.speed.bytes_per_second)
                 self._test_latency.labels(*labels).set(peer.speed.seconds)

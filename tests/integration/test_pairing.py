@@ -51,11 +51,14 @@ async def test_registered_workers_have_measured_links_before_a_request(tmp_path:
             assert "MB/s, below 1e+07" in readiness(decode)
             assert decode.metric("paceline_links_degraded") == 1
             assert decode.metric("paceline_transfer_pieces_total") == 0, "no request was needed"
+            speed_of_pulls = "paceline_transfer_link_bytes_per_second"
+            assert not any(line.startswith(speed_of_pulls) for line in decode.metrics())
             wait_for(lambda: prefill.metric("paceline_link_self_test_bytes_per_second") > 0, 10)
             assert readiness(prefill) == "ok\n"
             async with Attachment(prefill.endpoint) as source, Attachment(decode.endpoint) as sink:
                 request = make_request(sink.info, list(range(70)), max_tokens=4, ignore_eos=True)
                 assert len((await run_split(source, sink, request)).output()) == 4
+                wait_for(lambda: decode.metric(speed_of_pulls) > 0, 10)
         finally:
             ended(prefill, decode)
 

@@ -52,10 +52,15 @@ async def test_a_link_that_was_not_measured_yet_has_no_figures(
 ) -> None:
     registry = CollectorRegistry()
     names.SERVICE_INFO.gauge(registry).labels("prefill", "1").set(1)
+    degraded = names.LINKS_DEGRADED.gauge(registry)
+    for source in ("d", "e"):
+        degraded.labels(source, "shm").set(0)
     names.TRANSFER_LINK_SPEED.gauge(registry).labels("d", "shm").set(12e9)
     async with shown(registry) as urls:
         assert await asyncio.to_thread(cli.main, ["links", f"--urls={urls[0]}"]) == 0
-    assert re.search(r"d +127\S+ +shm +12 +– +– +ok", capsys.readouterr().out)
+    text = capsys.readouterr().out
+    assert re.search(r"d +127\S+ +shm +12 +– +– +ok", text)
+    assert re.search(r"e +127\S+ +shm +– +– +– +ok", text)
 
 
 async def test_without_a_worker_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,6 +26,9 @@ async def test_it_shows_each_process_with_its_rates(
     links = CollectorRegistry()
     names.SERVICE_INFO.gauge(links).labels("decode", "1").set(1)
     names.TRANSFER_LINK_SPEED.gauge(links).labels("prefill-7", "tcp").set(2.5e9)
+    degraded = names.LINKS_DEGRADED.gauge(links)
+    for source in ("prefill-7", "prefill-8"):
+        degraded.labels(source, "tcp").set(0)
     router.queue_length.set(17)
     async with shown(gateway.registry, router.registry, worker.registry, links) as urls:
         gone = "http://127.0.0.1:9"
@@ -48,6 +51,7 @@ async def test_it_shows_each_process_with_its_rates(
     assert "250.0" in text  # mean TTFT in ms of what came since the first look
     assert re.search(r"router +127\S+ +17 ", text)
     assert re.search(r"prefill-7 +127\S+ +tcp +2\.50", text)
+    assert re.search(r"prefill-8 +127\S+ +tcp +–", text)
     assert text.rstrip().endswith("127.0.0.1:9")
 
 
