@@ -36,6 +36,8 @@ class Prompts:
     async def of_chat(self, chat: Chat, model: ModelInfo, room: Room, salt: bytes) -> Prompt:
         def finish(text: str) -> Prompt:
             ids = self._text.encode(text, room.check, adds_special=chat.adds_special)
+            reason = "the chat template makes nothing of them"
+            InvalidRequest.check(room.prompt_field, "0 tokens", bool(ids), reason)
             return _hashed(ids, model, salt)
 
         return await self._rendered(chat, finish, partial(self._check_length, room=room))

@@ -1,6 +1,7 @@
 """Chat completions through the official client and over raw HTTP."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -9,7 +10,8 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from tests.support.fake_router_service import STOP, Reply, bytes_reply
 from tests.support.gateway_client import sse_events
-from tests.support.gateway_deployment import CONTEXT_LENGTH, Deployment
+from tests.support.gateway_deployment import CONTEXT_LENGTH, Deployment, running
+from tests.support.mock_model import write_mock_model
 from tests.support.waits import until
 
 HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hi"}]
@@ -208,3 +210,14 @@ async def test_harmless_and_neutral_fields_are_accepted(deployment: Deployment) 
     fields |= {"logit_bias": {}, "presence_penalty": 0, "response_format": {"type": "text"}}
     fields |= {"tools": [], "temperature": None, "top_k": -1, "parallel_tool_calls": True}
     assert (await deployment.chat(**fields)).status_code == 200
+
+
+async def test_a_chat_without_a_token_is_refused_by_the_name_of_its_field(tmp_path: Path) -> None:
+    model = write_mock_model(tmp_path / "mock")
+    (model / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    async with running(model) as deployment:
+        refused = await deployment.chat("")
+    assert refused.status_code == 400
+    error = refused.json()["error"]
+    told = "messages='0 tokens': the chat template makes nothing of them"
+    assert (error["param"], error["message"]) == ("messages", told)
