@@ -28,6 +28,7 @@ from paceline.gateway.usage import SharedUsages, new_usage_file
 
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.5, 30.0
 STEADY_S = 60.0  # a process that lived so long starts with the first back-off again
+START_S = 120.0  # one that does not say by then that it listens stands still
 CUT_MARGIN_S = 10.0  # after the drain timeout: what is left then is killed
 _MANY_BEATS = 1024
 _COMMAND = [sys.executable, "-P", "-m", "paceline.gateway.sibling"]
@@ -108,8 +109,7 @@ class Processes:
             process = await self._start(number)
         except OSError as error:
             return EngineFailure(f"a process of the gateway cannot be started: {error.strerror}")
-        assert process.stdout is not None
-        report = report_of(await process.stdout.readline())
+        report = await self._report_of(number, process)
         if report is not None and not report.error:
             self._listens(number)
             await self._while_it_beats(number, process)
@@ -133,6 +133,16 @@ class Processes:
         process.stdin.write(Sibling(self._config, number, self._usage_fd).encode())
         process.stdin.close()
         return process
+
+    async def _report_of(self, number: int, process: asyncio.subprocess.Process) -> Report | None:
+        """None: it ended, or was ended, without one."""
+        assert process.stdout is not None
+        try:
+            return report_of(await asyncio.wait_for(process.stdout.readline(), START_S))
+        except TimeoutError:
+            logger.error("process does not start", process=number, start_s=START_S)
+            process.kill()
+            return None
 
     async def _while_it_beats(self, number: int, process: asyncio.subprocess.Process) -> None:
         """Until it ends, or stands still and is ended."""

@@ -17,13 +17,17 @@ import pytest
 from benchmarks.deployment import mock_model, scrape, total
 from benchmarks.loadgen import Call, send_all
 from paceline.cli.cluster import Cluster, ClusterSpec
+from paceline.core.errors import EngineFailure
 from paceline.core.metrics import GATEWAY_RUNNING, REQUEST_SUCCESS
+from paceline.gateway import processes
+from paceline.gateway.config import GatewayConfig
 from paceline.v1 import generate_pb2, generate_pb2_grpc
 from tests.support.end_to_end import prompt
-from tests.support.fake_router_service import bytes_reply
+from tests.support.fake_router_service import SECRET, bytes_reply
 from tests.support.gateway_client import raw_request, request_bytes
 from tests.support.gateway_process import GatewayProcess, gateway_process
 from tests.support.key_file import entry, write
+from tests.support.mock_model import write_mock_model
 from tests.support.waits import until
 
 pytestmark = [pytest.mark.slow]
@@ -181,6 +185,18 @@ async def test_one_that_stands_still_is_ended_and_started_again(tmp_path: Path) 
         assert [one["process"] for one in events(gateway, "process ended")] == [told["process"]]
         for _ in range(NUM_CONNECTIONS):
             assert await complete(gateway) == 200
+
+
+async def test_one_that_stands_still_while_it_starts_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It needs longer than it gets here."""
+    monkeypatch.setattr(processes, "START_S", 0.05)
+    model = write_mock_model(tmp_path / "mock")
+    config = GatewayConfig(model=model, port=0, grpc_port=0, secret=SECRET, processes=2)
+    with pytest.raises(EngineFailure, match="was killed by SIGKILL"):
+        await asyncio.wait_for(processes.Processes(config).serve(), 10)
+    assert not psutil.Process().children()
 
 
 async def test_none_outlives_a_parent_that_is_killed(gateway: GatewayProcess) -> None:
