@@ -27,6 +27,7 @@ from paceline.gateway.usage import MAX_PROCESSES
 from paceline.kv_transfer import registry
 
 MAX_WORKERS = 64
+ONE_TERM_S = 1.0  # a SIGTERM to the process group comes again when `make up` passes its own on
 MAX_ROUTERS = 8
 MAX_RUN_DIR_BYTES = 107 - len("/paceline-12345678/paceline-12345678/command")  # sun_path
 
@@ -190,11 +191,13 @@ def handle_signals(cluster: Cluster, display: Display) -> threading.Event:
 
     def react() -> None:
         signals.get()
+        first_at = time.monotonic()
         if not display.is_live:
             say("\npaceline: draining; once more kills")
         asked.set()
         cluster.cancel()
-        signals.get()
+        while signals.get() == signal.SIGTERM and time.monotonic() - first_at < ONE_TERM_S:
+            pass
         cluster.kill_all()
 
     threading.Thread(target=react, name="signals", daemon=True).start()

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -212,10 +213,15 @@ def test_kill_9_of_up_leaves_nothing_behind_for_long(
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_a_closed_terminal_drains(start_up: Callable[..., Up], run_dir: Path) -> None:
+@pytest.mark.parametrize("signals", [[signal.SIGHUP], [signal.SIGTERM, signal.SIGTERM]])
+def test_a_closed_terminal_drains_and_so_does_one_order_that_comes_twice(
+    start_up: Callable[..., Up], run_dir: Path, signals: list[signal.Signals]
+) -> None:
     up = start_up()
     up.wait_until_ready()
-    up.process.send_signal(signal.SIGHUP)
+    for number in signals:
+        up.process.send_signal(number)
+        time.sleep(0.05)
     assert up.process.wait(60) == 0
     assert sorted(path.name for path in run_dir.iterdir()) == ["stderr", "stdout"]
 
