@@ -6,8 +6,9 @@ Requests go through the gateway's Service. Needs root, iproute2 and util-linux; 
 touched.
 
 The load is 20 requests a second with streams of 60 s, on a clock ten times as fast, as are the
-chart's times of drain: a worker or router that goes cannot finish what has just begun. --quick is a
-tenth of that, and shorter streams.
+chart's times of drain: a worker that goes cannot finish what has just begun. preStop of
+gateways and routers takes as long as ever, so one stream of twenty takes three times as long as the
+others: it runs at SIGTERM. --quick is a tenth of that, and shorter streams.
 """
 
 import asyncio
@@ -40,9 +41,11 @@ class Load:
     per_second: float
     max_tokens: int
     step_s: float = 0.02
+    longer: int = 1  # times so many tokens has one stream of LONG_EVERY
 
 
-FULL, QUICK = Load(20, 60, step_s=1 / SPEEDUP), Load(2, 60)
+LONG_EVERY = 20
+FULL, QUICK = Load(20, 60, step_s=1 / SPEEDUP, longer=3), Load(2, 60)
 
 
 @dataclass
@@ -127,12 +130,13 @@ class Traffic:
 
     def __init__(self, url: str, model: str, load: Load) -> None:
         self._url, self._load = url, load
-        self._calls = [self._call(model, salt) for salt in range(NUM_PROMPTS)]
+        lengths = [load.max_tokens] * NUM_PROMPTS + [load.longer * load.max_tokens]
+        self._calls = [self._call(model, salt, length) for salt, length in enumerate(lengths)]
         self._expected: list[list[int]] = []
 
-    def _call(self, model: str, salt: int) -> Call:
+    def _call(self, model: str, salt: int, max_tokens: int) -> Call:
         prompt = [300 + (salt * 7919 + i * i * 31) % 3000 for i in range(PROMPT_TOKENS)]
-        fields = {"max_tokens": self._load.max_tokens, "temperature": 0, "ignore_eos": True}
+        fields = {"max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
         timing = {"x-paceline-timing": "1"}
         body = {"model": model, "prompt": prompt, "stream": True, **fields}
         return Call(body, headers=timing, timeout_s=60)
@@ -148,7 +152,8 @@ class Traffic:
         """Sends until `work` is done, then waits for the answers."""
         sent: list[tuple[int, asyncio.Task[Answer]]] = []
         while not work.done() or len(sent) < NUM_PROMPTS:
-            i = len(sent) % NUM_PROMPTS
+            is_long = len(sent) % LONG_EVERY == 0
+            i = NUM_PROMPTS if is_long else len(sent) % NUM_PROMPTS
             sent.append((i, asyncio.create_task(send(self._url, self._calls[i]))))
             await asyncio.sleep(1 / self._load.per_second)
         await work
