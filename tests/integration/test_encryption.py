@@ -99,7 +99,7 @@ async def test_tickets_are_checked_all_the_same(encrypted: Encrypted) -> None:
     async with connect(endpoint, encrypted.mount.config()) as channel:
         stub = kv_pb2_grpc.KvTransferServiceStub(channel)  # type: ignore[no-untyped-call]
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.Pin(kv_pb2.PinRequest(), timeout=5, metadata=metadata)
+            await stub.Progress(kv_pb2.ProgressRequest(), timeout=5, metadata=metadata).read()
     assert str(error_of(caught.value).field).startswith("ticket")
 
 
