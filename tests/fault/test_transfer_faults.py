@@ -5,6 +5,7 @@ Timers are short, and each transport gets some of the cases; `benchmarks.transfe
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,8 @@ CASES = {
     "nixl": FEW,
     "ucx": FEW,
 }
+HYBRID = {"layer_windows": [512, 0] * 4}
+NUM_CUTS = 10
 
 
 @pytest.mark.parametrize("transport", CASES)
@@ -39,3 +42,16 @@ def test_nothing_is_wrong_leaked_or_hung(transport: str, tmp_path: Path) -> None
     retried, partial = found.retried, found.partial
     assert found == Outcome(retried=retried, partial=partial)
     assert retried > 0  # a fault that costs nothing has not struck
+
+
+@pytest.mark.parametrize("layout", [{}, HYBRID], ids=["plain", "hybrid"])
+def test_vllm_backport_33_cut_connections_give_no_wrong_token(
+    layout: dict[str, Any], tmp_path: Path
+) -> None:
+    """https://github.com/wtdcode/vllm-backport/issues/33: the established connection is cut between
+    handshake and read, in both layouts of the cache (here 10 times each, of 20 for 2,000 requests);
+    the request is answered right, and the next one goes over a connection made anew."""
+    model = write_mock_model(tmp_path / "model", **MODEL, **layout)
+    cases = [Case(Fault.RESET, Step.READ)] * NUM_CUTS
+    found = asyncio.run(run_cases(model, "tcp", SHORT, cases))
+    assert found == Outcome(retried=NUM_CUTS)
