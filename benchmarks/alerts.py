@@ -22,7 +22,7 @@ from pathlib import Path
 from benchmarks.alert_faults import FAULTS, Deployment, Fault, deployed
 from benchmarks.common import Options, publish, show
 from benchmarks.prometheus_server import ALERTS, Prometheus, program, prometheus
-from deploy.observability.panels import BOARDS
+from deploy.observability.boards import BOARDS
 
 RUNBOOKS = ALERTS.parents[4] / "docs/runbooks"
 WARM_S = 20.0  # rates of all windows that panels use

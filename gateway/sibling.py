@@ -71,7 +71,7 @@ class _Parent:
 def _text_of(value: Any) -> str:
     if isinstance(value, Path):
         return str(value)
-    raise NotImplementedError(f"{type(value)} is no setting")
+    raise TypeError(f"{type(value)} is no setting")
 
 
 def _path_of(kind: type, value: Any) -> Any:

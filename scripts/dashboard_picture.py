@@ -14,7 +14,8 @@ from pathlib import Path
 
 from benchmarks.alert_faults import STEADY, deployed
 from benchmarks.prometheus_server import Prometheus, program, prometheus
-from deploy.observability.panels import OVERVIEW, Panel, Query
+from deploy.observability.boards import OVERVIEW
+from deploy.observability.panels import Panel, Query
 from deploy.observability.picture import Series, draw
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs/images/overview.svg"

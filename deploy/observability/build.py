@@ -15,8 +15,9 @@ from grafana_foundation_sdk.builders import common, dashboard, prometheus, times
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import DataSourceRef, GridPos
 
+from deploy.observability.boards import BOARDS
 from deploy.observability.metrics_page import with_table
-from deploy.observability.panels import BOARDS, Board, Panel
+from deploy.observability.panels import Board, Panel
 
 ROOT = Path(__file__).resolve().parents[2]
 DASHBOARDS = ROOT / "deploy/helm/paceline/files/dashboards"

@@ -23,7 +23,7 @@ from tests.support.mock_model import write_mock_model
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.waits import wait_beside
 from tests.support.worker_pair import FAST, is_free, prompt
-from tests.support.workers import WorkerProcess, start_worker
+from tests.support.workers import WorkerProcess, start_worker, until_stopped
 
 pytestmark = pytest.mark.slow
 NUM_KILLED = 40
@@ -38,13 +38,8 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Work
     model = write_mock_model(folder, **sizes)
     common = {**FAST, "transports": "tcp", "pool_mib": 2}
     started = {role: start_worker(role, model, **common) for role in ("prefill", "decode")}
-    try:
-        for worker in started.values():
-            worker.wait_until_ready()
+    with until_stopped(started):
         yield started
-    finally:
-        for worker in started.values():
-            worker.stop()
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from tests.support.kv_proxy import KvProxy, Seam
 from tests.support.mock_model import write_mock_model
 from tests.support.waits import wait_beside
 from tests.support.worker_pair import FAST, is_free, prompt
-from tests.support.workers import WorkerProcess, start_worker
+from tests.support.workers import WorkerProcess, start_worker, until_stopped
 
 pytestmark = pytest.mark.slow
 PAGE_BYTES = 128 << 10
@@ -30,13 +30,8 @@ def workers(tmp_path: Path) -> Iterator[dict[str, WorkerProcess]]:
         "prefill": start_worker("prefill", model, **settings, pool_mib=16),
         "decode": start_worker("decode", model, **settings, pool_mib=6),
     }
-    try:
-        for worker in started.values():
-            worker.wait_until_ready()
+    with until_stopped(started):
         yield started
-    finally:
-        for worker in started.values():
-            worker.stop()
 
 
 class Slowly(Seam):

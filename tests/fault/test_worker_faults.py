@@ -21,7 +21,7 @@ from tests.support.fake_router import (
 from tests.support.mock_model import write_mock_model
 from tests.support.waits import wait_beside
 from tests.support.worker_pair import FAST, is_free, prompt
-from tests.support.workers import WorkerProcess, start_worker
+from tests.support.workers import WorkerProcess, start_worker, until_stopped
 
 TOKEN_S = 0.001
 FEW_PINS = 0.008  # 8 pages
@@ -46,13 +46,8 @@ def workers(model: Path) -> Iterator[dict[str, WorkerProcess]]:
         "decode": start_worker("decode", model, **{**SETTINGS, "max_running": 4}),
         "leaver": start_worker("decode", model, **{**SETTINGS, "drain_timeout_s": 10}),
     }
-    try:
-        for worker in started.values():
-            worker.wait_until_ready()
+    with until_stopped(started):
         yield started
-    finally:
-        for worker in started.values():
-            worker.stop()
 
 
 async def test_a_killed_rank_is_noticed_and_replaced(workers: dict[str, WorkerProcess]) -> None:

@@ -89,6 +89,18 @@ def start_worker(
     return WorkerProcess(process, ports["port"], ports["probe_port"])
 
 
+@contextmanager
+def until_stopped(started: dict[str, WorkerProcess]) -> Iterator[dict[str, WorkerProcess]]:
+    """All of them once they are ready; they are stopped at the end."""
+    try:
+        for worker in started.values():
+            worker.wait_until_ready()
+        yield started
+    finally:
+        for worker in started.values():
+            worker.stop()
+
+
 def probe(port: int, path: str, status: int, host: str = "127.0.0.1") -> str:
     connection = http.client.HTTPConnection(host, port, timeout=2)
     try:

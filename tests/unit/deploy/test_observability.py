@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from benchmarks.alert_faults import FAULTS
-from deploy.observability.panels import BOARDS
+from deploy.observability.boards import BOARDS
 from paceline.core.metrics import ALL
 from tests.support.promql import named_in, problems
 
