@@ -53,6 +53,12 @@ def used_bytes(group: PageGroup, num_tokens: int | None) -> int:
     return group.tail_bytes(num_tokens)
 
 
+def whole_pages(memory: memoryview, group: PageGroup) -> NDArray[np.uint8]:
+    """The bytes of `memory` that are pages: what a segment of a tier has behind them is not."""
+    num_bytes = memory.nbytes // group.page_bytes * group.page_bytes
+    return np.frombuffer(memory, np.uint8, num_bytes)
+
+
 def run_keys(group: PageGroup, num_bytes: int) -> NDArray[np.uint32]:
     """Keys of the 4-byte halves of a cell's first `num_bytes`: [runs, halves]."""
     positions = np.arange(num_bytes // 4)[None, :]
@@ -66,7 +72,7 @@ def sum_pages_reference(
 ) -> NDArray[np.uint64]:
     """The definition in numpy: sums [pages, heads] of pages of a pool."""
     num_bytes = used_bytes(group, num_tokens)
-    cells = np.frombuffer(memory, dtype=np.uint8).reshape(
+    cells = whole_pages(memory, group).reshape(
         -1, group.num_runs, group.num_heads, group.cell_bytes
     )
     halves = np.ascontiguousarray(cells[pages][..., :num_bytes]).view("<u4")

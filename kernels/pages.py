@@ -13,7 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.kv_layout import WORD_BYTES, PageGroup
-from paceline.kernels.checksum import sum_pages_reference, sum_pages_torch, used_bytes
+from paceline.kernels.checksum import (
+    sum_pages_reference,
+    sum_pages_torch,
+    used_bytes,
+    whole_pages,
+)
 
 if TYPE_CHECKING:  # a process that only copies pages never loads torch
     import torch
@@ -124,7 +129,7 @@ def _copy_with_numpy(
     _check_pages("source_pages", source_pages, source, group)
     num_bytes = used_bytes(group, num_tokens)
     to, cells = (
-        np.frombuffer(memory, np.uint8).reshape(
+        whole_pages(memory, group).reshape(
             -1, group.page_bytes // group.cell_bytes, group.cell_bytes
         )
         for memory in (destination, source)

@@ -110,6 +110,27 @@ def test_without_a_compiler_copies_and_sums_are_the_same(monkeypatch: pytest.Mon
     assert np.array_equal(copies[0], copies[1])
 
 
+@pytest.mark.parametrize("native", [True, False])
+def test_what_lies_behind_the_last_page_is_left_alone(
+    native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a segment of a tier, whose index follows its pages."""
+    if not native:
+        monkeypatch.setattr(pages, "_native", None)
+    source, destination = pool(GROUP, seed=6), pool(GROUP)
+    segment, other = (
+        np.append(array, np.full(100, 7, np.uint8)) for array in (source, pool(GROUP))
+    )
+    ids, to = np.array([5, 1]), np.array([0, 4])
+    sums = pages.copy_pages(memory(other), memory(segment), to, ids, GROUP)
+    assert np.array_equal(
+        sums, pages.copy_pages(memory(destination), memory(source), to, ids, GROUP)
+    )
+    assert np.array_equal(other, np.append(destination, np.full(100, 7, np.uint8)))
+    with pytest.raises(IndexError, match="the pool has 6 pages"):
+        pages.sum_pages(memory(segment), np.array([NUM_PAGES]), GROUP)
+
+
 def test_a_read_only_destination_is_refused() -> None:
     source = pool(GROUP, seed=4)
     read_only = memoryview(bytes(source.size))
