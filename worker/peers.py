@@ -151,19 +151,15 @@ class PeerDirectory:
         self.quarantine.refuse(key)
         task = self._peers.get(key)
         if task is None:
-            self._make_room(key)
+            self._make_room()
             task = self._peers[key] = asyncio.create_task(self._connect(key, endpoint))
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            task.add_done_callback(lambda done: self._connected(key, done))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             caller = asyncio.current_task()
             if task.cancelled() and caller is not None and not caller.cancelling():
                 raise PeerGone("another incarnation of the source has its place") from None
-            raise
-        except Exception:
-            if self._peers.get(key) is task:
-                del self._peers[key]  # the next one tries anew
             raise
 
     def knows(self, key: PeerKey) -> bool:
@@ -233,17 +229,23 @@ class PeerDirectory:
                 self._close_later(peer)
         await asyncio.gather(*self._closing, return_exceptions=True)
 
-    def _make_room(self, key: PeerKey) -> None:
-        """Drops older incarnations of the same worker, and the oldest peer at the bound."""
-        stale = [known for known in self._peers if known[0] == key[0]]
-        if len(self._peers) - len(stale) >= MAX_PEERS:
-            stale.append(next(iter(self._peers)))
-        for known in stale:
-            task = self._peers.pop(known)
-            task.cancel()
-            peer = _made(task)
-            if peer is not None:
-                self._close_later(peer)
+    def _make_room(self) -> None:
+        """Drops the oldest peer at the bound."""
+        if len(self._peers) >= MAX_PEERS:
+            self._drop(next(iter(self._peers)))
+
+    def _drop_older(self, key: PeerKey) -> None:
+        """Other incarnations of a worker that has answered as `key`. Not before: who is asked for
+        may be an incarnation that is gone."""
+        for known in [k for k in self._peers if k[0] == key[0] and k != key]:
+            self._drop(known)
+
+    def _drop(self, key: PeerKey) -> None:
+        task = self._peers.pop(key)
+        task.cancel()
+        peer = _made(task)
+        if peer is not None:
+            self._close_later(peer)
 
     def _close_later(self, peer: Peer) -> None:
         self._in_background(peer.close())
@@ -253,12 +255,18 @@ class PeerDirectory:
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
+    def _connected(self, key: PeerKey, task: asyncio.Task[Peer]) -> None:
+        """Or not: then the next one tries anew, though nobody may have waited for this one."""
+        if (task.cancelled() or task.exception()) and self._peers.get(key) is task:
+            del self._peers[key]
+
     async def _connect(self, key: PeerKey, endpoint: str) -> Peer:
         calls = SourceCalls(endpoint, self._config.tls)
         try:
             description = await self._describe(calls.stub)
             if (description.worker_id, description.incarnation) != key:
                 raise PeerGone("another worker or incarnation answers at the source's address")
+            self._drop_older(key)
             layouts = self._plan(description)
         except IncompatiblePeer as error:
             self.checks.keep_apart(key, error)

@@ -22,19 +22,23 @@ from paceline.worker.connectors import Reached
 from paceline.worker.lease_beats import LeaseBeats
 from paceline.worker.peers import PIN_TIMEOUT_S, PeerDirectory
 from paceline.worker.quarantine import STRIKES, Verdict
+from tests.support.waits import until
 
 SECRET = "a secret of the tests"
+KEY = ("source", "1")
 TICKET = common_pb2.Ticket(source_worker="source", source_incarnation="1")
+OTHER = common_pb2.Ticket(source_worker="source", source_incarnation="2")
 
 
 class Source(kv_pb2_grpc.KvTransferServiceServicer):
+    incarnation = "1"
     layout_digest = "01"
     verdict: kv_pb2.ReportResponse | None = None
 
     async def Describe(self, request: Any, context: Any) -> kv_pb2.DescribeResponse:
         return kv_pb2.DescribeResponse(
             worker_id="source",
-            incarnation="1",
+            incarnation=self.incarnation,
             content_digest="ab",
             layout_digest=self.layout_digest,
         )
@@ -130,19 +134,62 @@ async def test_a_late_report_of_an_old_peer_leaves_the_new_one(
 
 
 async def test_who_waits_for_an_incarnation_hears_that_another_took_its_place(
-    peers: PeerDirectory, endpoint: str, monkeypatch: pytest.MonkeyPatch
+    peers: PeerDirectory, endpoint: str, source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def admit_never(*link: object) -> None:
+    admitted = []
+
+    async def admit_never(key: tuple[str, str], *link: object, again: bool) -> None:
+        admitted.append(key)
         await asyncio.sleep(10)
 
     monkeypatch.setattr(peers.checks, "admit", admit_never)
     waiting = asyncio.create_task(peers.get(TICKET, endpoint))
-    await asyncio.sleep(0)  # until it waits
-    other = common_pb2.Ticket(source_worker="source", source_incarnation="2")
-    with pytest.raises(PeerGone):
-        await peers.get(other, endpoint)
+    await until(lambda: admitted)
+    source.incarnation = "2"
+    again = asyncio.create_task(peers.get(OTHER, endpoint))
     with pytest.raises(PeerGone, match="another incarnation"):
         await waiting
+    again.cancel()
+
+
+async def test_a_ticket_of_an_incarnation_that_is_gone_leaves_the_link_to_its_successor(
+    peers: PeerDirectory, endpoint: str
+) -> None:
+    """Hints are of names, and may be old: pulls from the successor go on."""
+    peer = await peers.get(TICKET, endpoint)
+    with pytest.raises(PeerGone, match="another worker or incarnation"):
+        await peers.get(OTHER, endpoint)
+    assert await peers.get(TICKET, endpoint) is peer
+    assert peers.connected() == [peer]
+
+
+async def test_a_successor_takes_the_place_of_an_incarnation(
+    peers: PeerDirectory, endpoint: str, source: Source
+) -> None:
+    await peers.get(TICKET, endpoint)
+    source.incarnation = "2"
+    peer = await peers.get(OTHER, endpoint)
+    assert peers.connected() == [peer]
+
+
+async def test_a_try_that_failed_while_nobody_waited_is_not_held_against_the_source(
+    peers: PeerDirectory, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pull that is late goes away before its source is found to be silent."""
+    may_fail = asyncio.Event()
+
+    async def admit_not(*link: object, again: bool) -> None:
+        await may_fail.wait()
+        raise PeerGone("the source is silent")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(peers.checks, "admit", admit_not)
+        waiting = asyncio.create_task(peers.get(TICKET, endpoint))
+        await until(lambda: peers.knows(KEY))
+        waiting.cancel()
+        may_fail.set()
+        await until(lambda: not peers.knows(KEY))
+    assert (await peers.get(TICKET, endpoint)).key == KEY
 
 
 async def test_calls_over_a_link_that_is_closed_find_the_peer_gone(
