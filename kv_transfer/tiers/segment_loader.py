@@ -1,7 +1,8 @@
 """What a store holds at the start: segments of an earlier process, found by the index of each."""
 
+import threading
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,30 +33,51 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class SegmentLoader:
-    """`failed(what, error)` hears of each operation that failed."""
+    """`failed(what, error)` hears of each operation that failed; the store is not asked any more
+    once `is_over` is set."""
 
     tier: str
     medium: SegmentMedium
     form: SegmentForm
     failed: Callable[[str, OSError], None]
+    is_over: threading.Event
 
-    def load(self) -> Found:
-        """Never raises: what a store does not tell is not found."""
+    def load(self) -> Found | None:
+        """None: the store could not be listed, or it is over."""
         found = Found()
         try:
             sizes = self.medium.sizes()
         except OSError as error:
             self.failed("cannot be listed", error)
-            return found
-        with ThreadPoolExecutor(self.medium.num_readers) as threads:
-            loaded = list(threads.map(self._load_one, sizes, sizes.values()))
-        for (number, num_bytes), segment in zip(sizes.items(), loaded, strict=True):
+            return None
+        except Exception:  # a bug in a store's client
+            _log.exception("a tier could not be listed for a reason of ours", tier=self.tier)
+            return None
+        waiting = deque(sizes.items())
+        threads = [
+            threading.Thread(
+                target=self._load_some, args=(waiting, found), name="tier-loader", daemon=True
+            )
+            for _ in range(self.medium.num_readers)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        found.segments.sort(key=lambda segment: segment.number)
+        return None if self.is_over.is_set() else found
+
+    def _load_some(self, waiting: "deque[tuple[int, int]]", found: Found) -> None:
+        while not self.is_over.is_set():
+            try:
+                number, num_bytes = waiting.popleft()
+            except IndexError:
+                return
+            segment = self._load_one(number, num_bytes)
             if segment is None:
                 found.foreign[number] = num_bytes
             else:
                 found.segments.append(segment)
-        found.segments.sort(key=lambda segment: segment.number)
-        return found
 
     def _load_one(self, number: int, num_bytes: int) -> Segment | None:
         """None: it is no segment of ours. One that cannot be read counts, without pages, until its
@@ -68,6 +90,9 @@ class SegmentLoader:
         except BadSegment as error:
             _log.warning("not a segment", tier=self.tier, number=number, error=str(error))
             return None
+        except Exception:  # a bug in a store's client: costs these pages
+            _log.exception("a segment could not be looked at for a reason of ours", tier=self.tier)
+            names, sums = [], np.empty((0, self.form.num_heads), np.uint64)
         return Segment(number, sums, names, num_bytes=num_bytes)
 
     def _read_index(self, number: int, num_bytes: int) -> tuple[list[PageName], CellSums]:

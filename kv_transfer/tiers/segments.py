@@ -30,11 +30,13 @@ from paceline.kv_transfer.tiers.base import (
 from paceline.kv_transfer.tiers.medium import SegmentMedium
 from paceline.kv_transfer.tiers.segment_books import MAX_PLACES, Segment, SegmentBooks
 from paceline.kv_transfer.tiers.segment_format import SegmentForm, new_buffer
-from paceline.kv_transfer.tiers.segment_loader import SegmentLoader
+from paceline.kv_transfer.tiers.segment_loader import Found, SegmentLoader
 from paceline.kv_transfer.tiers.segment_reader import SegmentLink, SegmentReader
 from paceline.kv_transfer.tiers.segment_writer import SegmentWriter
 
 FLUSH_AFTER_S = 2.0  # pages wait so long in memory for others to be written with
+START_S = 5.0  # that a start waits for what the store holds; more of it is found while we serve
+ASK_AGAIN_S = 5.0  # a store that could not be listed
 
 _log = structlog.get_logger("paceline.tiers")
 
@@ -73,12 +75,16 @@ class SegmentTier:
             self._lose,
         )
         self._reader = SegmentReader(name, page, medium, self._books, self._lock, self._failed)
+        self._is_loaded = False  # until then no pages are taken: their numbers may be taken
+        self._is_closing = threading.Event()
+        self._loading = threading.Thread(target=self._load, name=f"tier-{name}-load", daemon=True)
         self._listener: TierListener = Nobody()
         self._below: Tier | None = None
 
     def start(self, listener: TierListener, below: Tier | None) -> None:
         self._listener, self._below = listener, below
-        self._load()
+        self._loading.start()
+        self._loading.join(START_S)
         self._writer.start()
 
     def holds(self, name: PageName) -> bool:
@@ -93,6 +99,9 @@ class SegmentTier:
         held = self._books.page_of
         rows = np.array([i for i, n in enumerate(batch.names) if n not in held], np.int64)
         wrong: list[NDArray[np.int64]] = []
+        if not self._is_loaded:
+            self._count_dropped(len(rows))
+            return rows[:0]
         with self._writer.open_lock:
             while len(rows):
                 segment = self._writer.open_segment(max(0.0, deadline - time.monotonic()))
@@ -133,6 +142,7 @@ class SegmentTier:
             return all(segment.buffer is None for segment in self._books.segments.values())
 
     def close(self) -> None:
+        self._is_closing.set()
         self._writer.close()
         self._reader.close()
         self._medium.close()
@@ -247,8 +257,19 @@ class SegmentTier:
             self._listener.removed(self.name, names)
 
     def _load(self) -> None:
-        """Takes over what is in the store; what is no segment of ours is deleted."""
-        found = SegmentLoader(self.name, self._medium, self._form, self._failed).load()
+        """A thread: a store that is slow or away now holds up nobody."""
+        loader = SegmentLoader(
+            self.name, self._medium, self._form, self._failed, is_over=self._is_closing
+        )
+        while (found := loader.load()) is None:
+            if self._is_closing.wait(ASK_AGAIN_S):
+                return
+        self._is_failing = False
+        self._take_over_all(found)
+        self._is_loaded = True
+
+    def _take_over_all(self, found: Found) -> None:
+        """What is in the store; what is no segment of ours is deleted."""
         for number, num_bytes in found.foreign.items():
             with self._lock:
                 self._books.discard(number, num_bytes)

@@ -12,6 +12,7 @@ class MemoryMedium:
     write_errors: list[int] = field(default_factory=list)  # errno of the next writes; 0: none
     read_error: int = 0
     deletes: bool = True
+    num_unlisted: int = 0  # next calls that list nothing, and fail
     bugs: int = 0  # calls that raise what a store should not
     may_write: threading.Event = field(default_factory=threading.Event)
     may_read: threading.Event = field(default_factory=threading.Event)
@@ -22,6 +23,9 @@ class MemoryMedium:
         self.may_read.set()
 
     def sizes(self) -> dict[int, int]:
+        if self.num_unlisted:
+            self.num_unlisted -= 1
+            raise OSError(errno.EIO, "not now")
         return {number: len(data) for number, data in self.objects.items()}
 
     def write(self, number: int, data: memoryview, reuse: int | None = None) -> None:

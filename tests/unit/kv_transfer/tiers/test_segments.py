@@ -15,6 +15,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from paceline.core.errors import Cancelled, ConfigError
+from paceline.kv_transfer.tiers import segments
 from paceline.kv_transfer.tiers.config import FileTierConfig, PageShape, make_tiers
 from paceline.kv_transfer.tiers.medium import SegmentMedium
 from paceline.kv_transfer.tiers.segment_format import SegmentForm
@@ -248,6 +249,56 @@ def test_a_store_that_fails_to_read_costs_the_hit() -> None:
     assert tier.figures.num_errors == 1
     medium.read_error = 0
     assert bench.pull(*range(4)) == [0, 1, 2, 3]
+
+
+def test_a_store_that_is_away_at_the_start_is_found_again_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Until then it takes no pages: nobody knows what it holds, nor under which numbers."""
+    monkeypatch.setattr(segments, "START_S", 0.1)
+    monkeypatch.setattr(segments, "ASK_AGAIN_S", 0.05)
+    medium = MemoryMedium()
+    bench = Bench([tier_on(medium)])
+    bench.put(*range(12))
+    bench.stack.close()
+    medium.num_unlisted = 1_000_000
+    again = Bench([tier_on(medium)])
+    tier = again.tiers[0]
+    again.put(50)
+    assert again.pull(0, 50) == [] and tier.figures.num_dropped == 1
+    medium.num_unlisted = 0
+    wait_for(lambda: tier.holds(page_name(0)))
+    assert again.pull(*range(12)) == list(range(12))
+    again.put(50, 51, 52, 53)
+    settle(tier)  # the memory refuses to hold one number twice
+    assert again.pull(*range(50, 54)) == [50, 51, 52, 53]
+    assert len(medium.objects) == 3
+    again.check()
+    again.stack.close()
+
+
+def test_a_store_that_hangs_at_the_start_keeps_nobody_from_starting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(segments, "START_S", 0.1)
+    medium = MemoryMedium()
+    bench = Bench([tier_on(medium)])
+    bench.put(*range(4))
+    bench.stack.close()
+    medium.may_read.clear()
+    again = Bench([tier_on(medium)])
+    again.put(50)
+    assert again.pull(0, 50) == [] and medium.num_hanging
+    medium.may_read.set()
+    wait_for(lambda: again.tiers[0].holds(page_name(0)))
+    assert again.pull(*range(4)) == list(range(4))
+    medium.may_read.clear()
+    closing = Bench([tier_on(medium)])
+    started = time.monotonic()
+    closing.stack.close()
+    assert time.monotonic() - started < 5
+    medium.may_read.set()
+    again.stack.close()
 
 
 def test_a_store_that_is_behind_costs_pages_not_time() -> None:
