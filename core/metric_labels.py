@@ -10,6 +10,8 @@ LABELS = {
     "code": "error codes of core/errors.py",
     "outcome": "`completed`, `deadline`, `cancelled`, `bug`, and error codes",
     "kind": "`whole`, `split`",
+    "hope": "`ttft`, `itl`",
+    "kept": "`yes`, `no`",
     "result": "`pulled`, or why not: docs/routing.md",
     "reason": (
         "error codes of attempts; gRPC codes and what else ends a stream; forms of records; of "

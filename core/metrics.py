@@ -224,6 +224,12 @@ ROUTER_REQUESTS = Metric(
 ROUTER_PLANS = Metric(
     "counter", "paceline_router_plans_total", "Attempts by kind of plan.", ("kind",)
 )
+ROUTER_HOPES = Metric(
+    "counter",
+    "paceline_router_hopes_total",
+    "Times that requests hoped for, by whether they came true and the kind of the last plan.",
+    ("hope", "kind", "kept"),
+)
 ROUTER_REPLANS = Metric(
     "counter", "paceline_router_replans_total", "Attempts that failed, by reason.", ("reason",)
 )

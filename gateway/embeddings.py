@@ -14,7 +14,6 @@ from paceline.gateway.deadline import Deadline
 from paceline.gateway.jobs import EmbeddingJob, Urgency
 from paceline.gateway.openai_types import EmbeddingRequest
 from paceline.gateway.request_log import Origin
-from paceline.gateway.sampling_intake import checked_priority
 from paceline.gateway.serving import Serving
 from paceline.gateway.tenants import Tenant
 from paceline.gateway.vectors import Vector, to_base64, vector_form
@@ -56,7 +55,7 @@ async def embeddings(
     """Raises PacelineError. When it is cancelled, all ends upstream."""
     form = vector_form(wishes.dimensions, model.hidden_size, wishes.normalize)
     _check_size(len(wishes.contents), form.num_dimensions, serving.config.max_embedding_numbers)
-    urgency = Urgency(checked_priority(wishes.priority), weight=tenant.weight)
+    urgency = Urgency(tenant.priority_of(wishes.priority), weight=tenant.weight)
     owner = tenant.owner(wishes.cache_salt)
     prompts = await serving.prompts.of_contents(
         wishes.contents,

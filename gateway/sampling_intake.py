@@ -12,8 +12,6 @@ from paceline.gateway.stop_strings import StopAutomaton
 from paceline.gateway.tenants import Tenant
 from paceline.v1.control_pb2 import ModelInfo
 
-_INT32 = 2**31
-
 
 @dataclass(frozen=True, slots=True)
 class SamplingWishes:
@@ -127,14 +125,7 @@ def check_logprobs(field: str, params: SamplingParams, num_tokens: int, limit: i
 
 def urgency_of(wishes: SamplingWishes, tenant: Tenant) -> Urgency:
     targets = checked_targets(wishes.ttft_ms, wishes.itl_ms)
-    return Urgency(checked_priority(wishes.priority), targets, tenant.weight)
-
-
-def checked_priority(priority: int | None) -> int:
-    value = priority or 0
-    if not -_INT32 <= value < _INT32:
-        raise InvalidRequest("priority", value, "must fit in 32 bits, signed")
-    return value
+    return Urgency(tenant.priority_of(wishes.priority), targets, tenant.weight)
 
 
 def _or(value: float | None, default: float) -> float:

@@ -6,6 +6,7 @@
     tokens_per_minute = 200000
     max_running_requests = 32
     weight = 2.0                         # of its share where requests queue; 1 if left out
+    best_priority = -5                   # that its requests may have; 0 if left out
 
 Keys are random, so one round of SHA-256 keeps them; a key that is presented is looked up by a HMAC
 of its digest under a secret of this process, so the time that a look-up takes says nothing.
@@ -33,6 +34,7 @@ from paceline.gateway.usage import OwnUsages, Usages
 DEFAULT_TENANT = "default"  # of everybody, without a key file
 MAX_FILE_BYTES = 1 << 20
 MAX_CACHE_SALT_CHARS = 256
+MIN_PRIORITY, MAX_PRIORITY = -(2**31), 2**31 - 1  # the smaller runs first
 _MAX_KEY_BYTES = 512
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -47,6 +49,7 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     tokens_per_minute: Limit = None
     max_running_requests: Limit = None
     weight: Annotated[float, msgspec.Meta(ge=0.001, le=1000)] = 1.0
+    best_priority: Annotated[int, msgspec.Meta(ge=MIN_PRIORITY, le=MAX_PRIORITY)] = 0
 
     def limits(self) -> TenantLimits:
         return TenantLimits(
@@ -67,6 +70,20 @@ class Tenant:
     meter: Meter
     digest: str  # which stands for it in what operators see
     weight: float = 1.0  # of its share where requests queue
+    best_priority: int = MIN_PRIORITY  # that its requests may have
+
+    def priority_of(self, wished: int | None) -> int:
+        """Of a request; what says nothing (or 0, the default) gets the best that it may have up to
+        that. Raises InvalidRequest for a better one: whoever is served before all others could
+        keep them from being served at all."""
+        value = wished or 0
+        fits = MIN_PRIORITY <= value <= MAX_PRIORITY
+        InvalidRequest.check("priority", value, fits, "must fit in 32 bits, signed")
+        if not value:
+            return max(0, self.best_priority)
+        reason = f"must be at least {self.best_priority}, the best that your API key may ask for"
+        InvalidRequest.check("priority", value, value >= self.best_priority, reason)
+        return value
 
     def owner(self, cache_salt: str | None) -> KvOwner:
         """Of a request's KV, shared only with requests of the same `cache_salt`. Whatever that is,
@@ -127,7 +144,7 @@ def read_tenants(
         meter = known.meter if known is not None else Meter(limits, now_s(), usages.of(name))
         if limits != meter.limits:
             changes.append((meter, limits))
-        tenants[name] = _tenant(name, secret, meter, entry.weight)
+        tenants[name] = _tenant(name, secret, meter, entry.weight, entry.best_priority)
         for number, digest in enumerate(entry.keys):
             if not _DIGEST.fullmatch(digest):
                 raise _wrong(path, f"tenants.{name}.keys[{number}] is no SHA-256 in lower-case hex")
@@ -138,9 +155,16 @@ def read_tenants(
     return TenantTable(tenants, by_key, changes)
 
 
-def _tenant(name: str, secret: str, meter: Meter, weight: float = 1.0) -> Tenant:
+def _tenant(
+    name: str,
+    secret: str,
+    meter: Meter,
+    weight: float = 1.0,
+    best_priority: int = MIN_PRIORITY,
+) -> Tenant:
     key = secret.encode()
-    return Tenant(name, tenant_salt(key, name), meter, tenant_digest(key, name), weight)
+    salt, digest = tenant_salt(key, name), tenant_digest(key, name)
+    return Tenant(name, salt, meter, digest, weight, best_priority)
 
 
 def _parsed(path: Path) -> _File:

@@ -219,7 +219,8 @@ class Coordinator:
         await asyncio.sleep(RETRY_PAUSE_S * (line.num_failures - 1))
 
     def _count(self, attempt: Attempt) -> None:
-        self._metrics.plans.labels(type(attempt.plan).__name__.lower()).inc()
+        kind = attempt.request.plan_kind = type(attempt.plan).__name__.lower()
+        self._metrics.plans.labels(kind).inc()
         if attempt.num_cached_tokens is not None:
             self._metrics.cached_predicted.inc(attempt.num_predicted_tokens)
             self._metrics.cached_real.inc(attempt.num_cached_tokens)
@@ -234,6 +235,9 @@ class Coordinator:
 
     def _observe(self, request: Request) -> None:
         first, second = request.first_token_at, request.second_token_at
+        if kind := request.plan_kind:
+            for hope, is_kept in request.hopes_kept(asyncio.get_running_loop().time()):
+                self._metrics.hopes.labels(hope, kind, "yes" if is_kept else "no").inc()
         trace_id = request.span.trace_id
         exemplar = {"trace_id": trace_id} if trace_id else None
         if first is not None:

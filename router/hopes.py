@@ -4,6 +4,10 @@ A stream has slack: how much longer its steps so far could have taken. A prompt 
 beside it takes of that. One that falls below zero has missed its hope if it ends now; with each
 step that brings it a token sooner it comes back. So by how far it is below says how likely it is to
 end there: for certain when it is RECOVERY_S.
+
+Nobody gains by hoping for what cannot be: a stream that asks for tokens faster than the shortest
+steps of its worker bring them counts as one that says nothing, and the doubt of a first token is
+never more than the time that it is hoped for in.
 """
 
 from collections.abc import Iterable
@@ -34,16 +38,18 @@ def expected_misses(
     step_s: float,
     ahead_s: float,
     prompt_s: float,
+    least_s: float = 0.0,
 ) -> float:
     """How many streams a prompt of `prompt_s`, after `ahead_s` of others, makes miss their hope.
 
     `step`: the last one of their worker. `step_s`: of those with prompts, each of which brings
-    every stream a token. Plain: it is done for each stream of eight workers, in each decision.
+    every stream a token; `least_s`: of its shortest ones, which no hope is below. Plain: it is
+    done for each stream of eight workers, in each decision.
     """
     missed, both_s = 0.0, ahead_s + prompt_s
     for stream in streams:
         itl_s, began_at = stream.hoped_itl_s, stream.began_at
-        if 0 < itl_s < step_s:
+        if itl_s and least_s <= itl_s < step_s:
             lost = 1 - itl_s / step_s  # of each second
             slack_s = itl_s * (step - stream.began_step) - (now - began_at) if began_at else 0.0
             after_s = slack_s - lost * both_s
@@ -55,6 +61,6 @@ def expected_misses(
     return missed
 
 
-def chance_of_late(left_s: float) -> float:
+def chance_of_late(left_s: float, doubt_s: float = DOUBT_S) -> float:
     """That a first token is late which is predicted `left_s` before it is due."""
-    return min(1.0, max(0.0, 0.5 - left_s / (2 * DOUBT_S)))
+    return min(1.0, max(0.0, 0.5 - left_s / (2 * doubt_s)))

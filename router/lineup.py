@@ -1,8 +1,8 @@
 """Who of those that wait for workers of one kind is next.
 
 Strict between priorities, the smaller first. Within one, tenants share by weight what is placed, in
-tokens: next is who had least; to have been away earns nothing. Within a tenant the one that is due
-first, then the one that came first.
+tokens: next is who had least, then whose next one came first; to have been away earns nothing.
+Within a tenant the one that is due first, then the one that came first.
 
 Who comes back, because its worker was busy or failed, has had its turn and goes before the others
 of its priority. All wait behind one for whom there is no room, so small requests never overtake a
@@ -110,7 +110,7 @@ class _Class(Generic[W]):
 
     def _next(self) -> _Tenant[W] | None:
         waiting = (tenant for tenant in self._tenants.values() if tenant.waiting)
-        return min(waiting, key=lambda t: (max(t.had, self._clock), t.waiting[0][:2]), default=None)
+        return min(waiting, key=lambda t: (max(t.had, self._clock), t.waiting[0][1]), default=None)
 
     def _charge(self, tenant: _Tenant[W], cost: float) -> None:
         self._clock = max(tenant.had, self._clock)

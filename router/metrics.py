@@ -25,6 +25,7 @@ class RouterMetrics:
         self.in_flight = names.ROUTER_IN_FLIGHT.gauge(registry)
         self.requests = names.ROUTER_REQUESTS.counter(registry)
         self.plans = names.ROUTER_PLANS.counter(registry)
+        self.hopes = names.ROUTER_HOPES.counter(registry)
         self.replans = names.ROUTER_REPLANS.counter(registry)
         self.migrations = names.ROUTER_MIGRATIONS.counter(registry)
         self.admission = names.ROUTER_ADMISSION_SECONDS.histogram(registry)
@@ -53,5 +54,8 @@ class RouterMetrics:
             self.migrations.labels(code)
         for kind in ("whole", "split"):
             self.plans.labels(kind)
+            for hope in ("ttft", "itl"):
+                self.hopes.labels(hope, kind, "yes")
+                self.hopes.labels(hope, kind, "no")
         for reason in (*LOST_BY, *(status.name.lower() for status in StatusCode)):
             self.worker_lost.labels(reason)

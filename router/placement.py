@@ -130,6 +130,7 @@ class Placer:
             self._fleet.others,
             now,
             line.request.hoped_due,
+            line.request.hope_doubt_s,
         )
         found = self._plan(line, job, now)
         if found is None:

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from paceline.core.kv_layout import PAGE_TOKENS
+from paceline.router.hopes import DOUBT_S
 
 STALL = 0.1  # of a token's time that each stream beside it loses, in its request's own waiting
 HOPING = 0.5  # of it for a stream whose hope is known: `misses` says the rest
@@ -89,9 +90,11 @@ class Worker(Protocol):
         """To pull so much from each, while the prompt costs it what it has computed. None: all the
         same."""
 
-    def misses(self, num_new: int, num_cached: int, now: float, due: float) -> float:
+    def misses(
+        self, num_new: int, num_cached: int, now: float, due: float, doubt_s: float
+    ) -> float:
         """How many hopes would be missed because of a prompt of `num_new` tokens, its own for a
-        first token at `due` included."""
+        first token at `due`, give or take `doubt_s`, included."""
 
 
 class Candidate(NamedTuple):
@@ -120,7 +123,9 @@ class Candidate(NamedTuple):
     ) -> Sequence[float]:
         return ()
 
-    def misses(self, num_new: int, num_cached: int, now: float, due: float) -> float:
+    def misses(
+        self, num_new: int, num_cached: int, now: float, due: float, doubt_s: float
+    ) -> float:
         return 0.0
 
 
@@ -154,6 +159,7 @@ class Job:
     others: float = 0.0  # load of other routers on the same workers, over that of this one
     now: float = 0.0
     due: float = math.inf  # its first token is hoped for until then
+    doubt_s: float = DOUBT_S  # give or take
 
     def num_pages(self, most_pages: tuple[int, ...]) -> int:
         """That it needs on a worker whose page groups hold so many a sequence."""
@@ -313,7 +319,8 @@ def _with_misses(
     terms, weighed = list(terms), [math.inf] * len(totals)
     for i in heapq.nsmallest(MAX_WEIGHED, range(len(totals)), key=totals.__getitem__):
         num_cached = cached.get(workers[i], 0)
-        misses = workers[i].misses(job.num_tokens - num_cached, num_cached, job.now, job.due)
+        num_new = job.num_tokens - num_cached
+        misses = workers[i].misses(num_new, num_cached, job.now, job.due, job.doubt_s)
         terms[i] = (*terms[i], MISS_TOKENS * misses)
         weighed[i] = totals[i] + MISS_TOKENS * misses
     return terms, weighed

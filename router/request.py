@@ -1,6 +1,7 @@
 """A request at the router: its token log, the truth about what its client has seen."""
 
 import asyncio
+from collections.abc import Iterator
 from typing import Protocol
 
 from paceline.core.errors import InvalidRequest, PacelineError, Unavailable
@@ -9,6 +10,7 @@ from paceline.core.pooling import Pooling
 from paceline.core.sampling import SamplingParams
 from paceline.core.targets import LatencyTargets
 from paceline.core.tracing import NO_SPAN
+from paceline.router.hopes import DOUBT_S
 from paceline.router.lineup import Turn
 from paceline.rpc import convert
 from paceline.rpc.epochs import ATTEMPTS_PER_EPOCH, MAX_EPOCH
@@ -16,6 +18,7 @@ from paceline.v1 import common_pb2
 
 CANCELLED = common_pb2.FINISH_REASON_CANCELLED
 PATIENCE_S = 10.0  # after which the first token is due of a request that names no time for it
+LEAST_PATIENCE_S = 0.1  # who names less goes before nobody for that
 MAX_WEIGHT = 1e6
 _check = InvalidRequest.check
 
@@ -70,12 +73,15 @@ class Request:
         self.deadline = self.created_at + min(budget_s, limit_s)
         self.targets = LatencyTargets(message.ttft_ms, message.itl_ms)
         wanted_s = self.targets.ttft_ms / 1000 or PATIENCE_S
+        wanted_s = max(wanted_s, LEAST_PATIENCE_S)
         self.due = min(self.created_at + wanted_s, self.deadline)  # its first token
         # The next one's number, of all its parts: never one of an earlier epoch.
         self.next_attempt = message.epoch * ATTEMPTS_PER_EPOCH
         self.placed_at: float | None = None  # for the first time
+        self.plan_kind = ""  # of its last attempt: whole or split
         self.first_token_at: float | None = None
         self.second_token_at: float | None = None
+        self.last_token_at: float | None = None  # if a time between tokens is hoped for
 
     @property
     def request_id(self) -> str:
@@ -113,6 +119,25 @@ class Request:
         return self.due if waits and not self.num_forced_at_start else float("inf")
 
     @property
+    def hope_doubt_s(self) -> float:
+        """Of a prediction of its first token: no more than what is hoped for, or who hopes for what
+        nobody can keep would be placed before those who hope for what can be."""
+        return min(DOUBT_S, self.targets.ttft_ms / 1000 or DOUBT_S)
+
+    def hopes_kept(self, now: float) -> Iterator[tuple[str, bool]]:
+        """At its end, which of its hopes came true; none of what was cut off before that showed,
+        or began at another router."""
+        first, last = self.first_token_at, self.last_token_at
+        if self.targets.ttft_ms and not self.num_forced_at_start:
+            due = self.created_at + self.targets.ttft_ms / 1000
+            if first is not None or now > due:
+                yield "ttft", first is not None and first <= due
+        if self.targets.itl_ms and first is not None and last is not None:
+            num_new = max(len(log.tokens) for log in self.logs.values()) - self.num_forced_at_start
+            if num_new > 1:
+                yield "itl", last - first <= (num_new - 1) * self.targets.itl_ms / 1000
+
+    @property
     def had_turn(self) -> bool:
         """Here, or at another router: its client may have tokens."""
         return self.placed_at is not None or self.num_forced_at_start > 0
@@ -142,6 +167,8 @@ class Request:
         log.tokens.extend(emission.token_ids)
         if emission.finish:
             log.finished = True
+        if self.targets.itl_ms:
+            self.last_token_at = asyncio.get_running_loop().time()
         if self.second_token_at is None:
             self._note_times(emission, len(log.tokens) - self.num_forced_at_start)
         self.pass_on(emission)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from paceline.core.errors import PacelineError, Unavailable
-from paceline.router.hopes import chance_of_late, expected_misses
+from paceline.router.hopes import DOUBT_S, chance_of_late, expected_misses
 from paceline.router.links import NOWHERE, Place, distance_cost, seen_cost
 from paceline.router.pace import PromptPace
 from paceline.rpc import convert
@@ -23,6 +23,7 @@ MAX_LINKS = 1024  # of a worker that are known
 STALL_STEPS = 10  # of its longest recent steps without a sign of its step loop: stuck
 MIN_STALL_S = 2.0  # but not before, when steps are due; keeps a pause below 3 s
 FIRST_STEP_S = 0.5  # assumed of a worker whose pace is unknown; its front vouches for longer ones
+SHORTEST_RISE = 1.01  # of the shortest recent step, with each step after it
 MIN_QUIET_S = 4.0  # and not before in any other case: its loop answers every beat of its own
 BUSY_BACKOFF_S = (0.02, 0.5)  # first and longest pause after Busy
 
@@ -167,6 +168,7 @@ class WorkerSession:
         self.last_round_at = now
         self.due_since = now  # steps are, without a break
         self.longest_step_s = FIRST_STEP_S  # of late
+        self.shortest_step_s = 0.0  # of late; 0: nothing is known
         self._is_paced = False  # one of its steps was timed
         self.quarantined_until = 0.0  # it got stuck before; a sign of its step loop ends this
         self.lost: str | None = None
@@ -247,15 +249,18 @@ class WorkerSession:
             self._pending_cost = 0.0  # what was rounded is gone
         self._recount()
 
-    def misses(self, num_new: int, num_cached: int, now: float, due: float) -> float:
+    def misses(
+        self, num_new: int, num_cached: int, now: float, due: float, doubt_s: float = DOUBT_S
+    ) -> float:
         """Hopes that would be missed because of such a prompt here: streams', and its own for a
-        first token until `due`."""
+        first token until `due`, give or take `doubt_s`."""
         prompt_s = self.cost_s * self.prompt_cost(num_new, num_cached)
         ahead_s = self.cost_s * self.waiting_cost
-        late = chance_of_late(due - now - ahead_s - prompt_s)
+        late = chance_of_late(due - now - ahead_s - prompt_s, doubt_s)
         streams = self.flights.values() if self.num_hoping else ()
-        step_s = self.longest_step_s
-        return late + expected_misses(streams, self.load.step, now, step_s, ahead_s, prompt_s)
+        longest, shortest = self.longest_step_s, self.shortest_step_s
+        step = self.load.step
+        return late + expected_misses(streams, step, now, longest, ahead_s, prompt_s, shortest)
 
     def send(self, command: worker_pb2.WorkerCommand) -> None:
         if self.lost is None:
@@ -346,6 +351,8 @@ class WorkerSession:
         """Of one step, on average: those without news for us are reported by beats only."""
         faded = 0.95 * self.longest_step_s if self._is_paced else 0.0
         self.longest_step_s = max(duration_s, faded)
+        risen = SHORTEST_RISE * self.shortest_step_s if self._is_paced else math.inf
+        self.shortest_step_s = min(duration_s, risen)
         self._is_paced = True
 
     def _handle_control(self, frame: worker_pb2.WorkerFrame, now: float) -> None:

@@ -210,6 +210,20 @@ ROUTER = Board(
             "Of the time to first token that a plan's cost predicts for its worker.",
         ),
         Panel(
+            "Hopes that came true",
+            "percentunit",
+            (
+                Query(
+                    rate("paceline_router_hopes_total", "hope, kind", '{kept="yes"}')
+                    + " / "
+                    + rate("paceline_router_hopes_total", "hope, kind"),
+                    "{{hope}} {{kind}}",
+                ),
+            ),
+            "Of requests that name ttft_ms or itl_ms. Far below 1: too few workers, or hopes for"
+            " what they cannot do.",
+        ),
+        Panel(
             "Workers by generation",
             "short",
             (

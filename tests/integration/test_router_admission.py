@@ -142,6 +142,42 @@ async def test_whose_first_token_is_due_first_goes_first(store: RedisServer) -> 
     assert order == [2, 3, 1, 0]
 
 
+async def test_a_millisecond_is_no_way_to_go_before_others(store: RedisServer) -> None:
+    """Within a tenant it counts as a tenth of a second, beside other tenants as nothing."""
+    hurry: list[dict[str, Any]] = [
+        {"ttft_ms": 100},
+        {"ttft_ms": 1},
+        {"tenant": "other"},
+        {"tenant": "third", "ttft_ms": 1},
+    ]
+    order = await _in_turn(store, hurry)
+    assert [number for number in order if number < 2] == [0, 1]
+    assert [number for number in order if number >= 2] == [2, 3]
+
+
+async def test_hopes_that_came_true_and_those_that_did_not_are_counted(store: RedisServer) -> None:
+    async with router_bench(store) as bench:
+        await bench.add("d0", step_s=0.02)
+        client = await bench.client()
+        for ttft_ms, itl_ms in ((1e6, 1e6), (0.01, 0.01), (0.01, 1e6), (0, 0)):
+            answer = await client.generate(ttft_ms=ttft_ms, itl_ms=itl_ms)
+            answer.check(8)
+        (await client.generate(max_tokens=1, itl_ms=1e6)).check(1)  # no time between tokens
+        await bench.check_idle()
+        hopes = bench.router.metrics.hopes
+        counted = {
+            (hope, kept): hopes.labels(hope, "whole", kept)._value.get()
+            for hope in ("ttft", "itl")
+            for kept in ("yes", "no")
+        }
+        expected = {("ttft", "yes"): 1, ("ttft", "no"): 2, ("itl", "yes"): 2, ("itl", "no"): 1}
+        assert counted == expected
+        await bench.add("p0")
+        (await client.generate(ttft_ms=1e6)).check(8)
+        await bench.check_idle()
+        assert hopes.labels("ttft", "split", "yes")._value.get() == 1
+
+
 async def test_a_full_queue_is_no_single_tenants(store: RedisServer) -> None:
     async with router_bench(store, queue_limit=4, max_slots_per_worker=1) as bench:
         decode = await bench.add("d0", full=True)

@@ -134,6 +134,37 @@ async def test_a_tenants_weight_travels_with_its_requests(
                 assert made.request.tenant_weight == weight
 
 
+async def test_no_tenant_is_served_before_others_unless_its_entry_says_so(
+    guarded: Deployment, tmp_path: Path
+) -> None:
+    keys = write(
+        tmp_path / "keys.toml",
+        entry("batch", ["sk-batch"], best_priority=7),
+        entry("usual", [OTHER]),
+        entry("urgent", [ACME], best_priority=-5),
+    )
+    granted = {
+        "sk-batch": {None: 7, 0: 7, 7: 7, 8: 8, 6: None, -1: None},
+        OTHER: {None: 0, 0: 0, 3: 3, -1: None, -(2**31): None},
+        ACME: {None: 0, -5: -5, 1: 1, -6: None},
+    }
+    async with running(guarded.model_dir, api_keys=keys) as own:
+        for key, cases in granted.items():
+            for wished, priority in cases.items():
+                fields = {} if wished is None else {"priority": wished}
+                body = {"model": "mock", "input": "a"} | fields
+                embedded = await own.http.post("/v1/embeddings", json=body, headers=bearer(key))
+                for answer in (embedded, await complete(own, key, **fields)):
+                    made = own.router.submissions[-1].request
+                    if priority is None:
+                        error = answer.json()["error"]
+                        assert (answer.status_code, error["param"]) == (400, "priority"), error
+                        assert str(wished) in error["message"] and "at least" in error["message"]
+                    else:
+                        assert answer.status_code == 200
+                        assert made.priority == priority, (key, wished)
+
+
 async def generate(own: Deployment, metadata: Any, **fields: Any) -> str:
     async with connect(f"127.0.0.1:{own.gateway.grpc_port}") as channel:
         stub = GenerateServiceStub(channel)  # type: ignore[no-untyped-call]

@@ -62,6 +62,14 @@ def test_who_says_nothing_hopes_for_nothing() -> None:
     assert _misses(-1.0, prompt_s=100.0, itl_s=0.0) == 0
 
 
+def test_who_hopes_for_more_than_any_step_brings_hopes_for_nothing() -> None:
+    """1 ms from token to token would keep every prompt away from its worker."""
+    for itl_s, missed in ((0.001, 0.0), (0.0099, 0.0), (0.01, 1.0)):
+        streams = [_Stream(0.0, itl_s)]
+        found = expected_misses(streams, 7, NOW, STEP_S, 0.0, 100.0, least_s=0.01)
+        assert found == missed, itl_s
+
+
 def test_slack_is_what_steps_so_far_could_have_taken() -> None:
     """Ten steps of 40 ms in 0.1 s leave 0.3 s: a prompt of 0.6 s takes them, one of 1.6 s more."""
     streams = [_Stream(0.0)]
@@ -85,3 +93,7 @@ def test_a_first_token_is_late_as_likely_as_not_when_it_is_predicted_in_time_jus
     assert chance_of_late(0.0) == 0.5
     assert chance_of_late(DOUBT_S) == chance_of_late(float("inf")) == 0
     assert chance_of_late(-DOUBT_S) == 1
+
+
+def test_the_doubt_of_a_first_token_is_no_longer_than_the_time_it_is_hoped_for_in() -> None:
+    assert [chance_of_late(left, 0.1) for left in (0.1, 0.0, -0.1, -0.2)] == [0, 0.5, 1, 1]

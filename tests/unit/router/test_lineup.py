@@ -75,6 +75,14 @@ def test_priorities_are_strict_between_tenants_too() -> None:
     assert room.names == ["high0", "high1", "high2", "low0"]
 
 
+def test_a_tenant_gains_nothing_from_others_by_hurry() -> None:
+    """All have had as much; the one whose requests are due at once came last."""
+    waiters = [_waiter("a", "x"), _waiter("b", "y"), _waiter("c", "z", due=0.0)]
+    room = _Room(3)
+    _lined_up(*waiters).serve(room.ask)
+    assert room.names == ["a", "b", "c"]
+
+
 def test_tenants_share_by_weight_however_many_each_sends() -> None:
     waiters = [_waiter("", "many", weight=1.0, num_tokens=1000) for _ in range(400)]
     waiters += [_waiter("", "few", weight=3.0, num_tokens=1000) for _ in range(100)]

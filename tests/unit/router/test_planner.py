@@ -86,7 +86,9 @@ def test_equal_workers_are_drawn_by_lot() -> None:
 class _Streams(Candidate):
     """With streams that a prompt makes miss what they hope for, a thousandth a token."""
 
-    def misses(self, num_new: int, num_cached: int, now: float, due: float) -> float:
+    def misses(
+        self, num_new: int, num_cached: int, now: float, due: float, doubt_s: float
+    ) -> float:
         return self.num_hoping * num_new / 1000
 
 

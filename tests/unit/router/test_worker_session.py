@@ -244,6 +244,31 @@ def test_a_first_token_behind_others_is_late() -> None:
         assert session.misses(1000, 0, 10.0, 12.0) == 1
 
 
+def test_who_hopes_for_what_nobody_can_keep_is_placed_like_who_says_nothing() -> None:
+    """A first token within 1 ms: an idle worker is no better for that than one with a second of
+    prompts, and both cost nothing beside what they cost anyhow."""
+    idle, behind = (_with_pace(_session(), 1e-3, 0.1) for _ in range(2))
+    with behind.fly(_Heard(), 1000):
+        at_once, honest = 10.001, 11.0
+        found = [s.misses(200, 0, 10.0, at_once, doubt_s=0.001) for s in (idle, behind)]
+        assert found == [1, 1]
+        assert idle.misses(200, 0, 10.0, honest) < behind.misses(200, 0, 10.0, honest)
+
+
+def test_a_stream_that_hopes_for_more_than_the_shortest_step_keeps_no_prompt_away() -> None:
+    session, heard = _session(), _Heard()
+    with session.fly(heard, 0) as absurd:
+        absurd.hope(0.001)
+        absurd.computing = True
+        for number in range(1, 20):
+            _step(session, number, number / 100, absurd.slot)
+        assert session.shortest_step_s == pytest.approx(0.01)
+        session.longest_step_s, session.cost_s = 0.08, 1e-3
+        assert session.misses(1000, 0, 0.2, float("inf")) == 0
+        absurd.hope(0.011)
+        assert session.misses(1000, 0, 0.2, float("inf")) > 0
+
+
 def test_the_pace_is_learned_from_prompts_that_had_nobody_before_them() -> None:
     async def run() -> None:
         session = _session()
