@@ -37,6 +37,7 @@ class RequestSpec(msgspec.Struct, frozen=True, array_like=True):
     choices: tuple[int, ...]  # 0..n-1 sharing the prompt, or the one that is continued
     priority: int = 0  # smaller first, then arrival
     pooling: Pooling | None = None
+    itl_ms: float = 0.0  # hoped for, from token to token; 0: nothing was said
 
 
 # --- commands: front → rank -------------------------------------------------------------------

@@ -49,6 +49,7 @@ class Scheduler:
         self.newly_admitted: list[Sequence] = []
         self.on_fill: Callable[[Sequence, list[GrantedRun]], None] = _no_fill
         self._renewal_pages = pages_of(config.output_window_tokens)
+        self._has_hopes = False  # some request named a time between tokens
         self._num_unscored = 0  # rows of logits that this step may still score
 
     @property
@@ -67,7 +68,8 @@ class Scheduler:
         decodes = self._decodes()
         if self._must_preempt:
             return None
-        budget = self.step_time.budget(self.max_batch_tokens - len(decodes), len(decodes))
+        num_tokens = self.max_batch_tokens - len(decodes)
+        budget = self.step_time.budget(num_tokens, len(decodes), self._hoped_s(decodes))
         chunks = self._running_chunks(budget)
         self._admit(budget, decodes, chunks)
         return Plan(decodes, chunks) if decodes or chunks else None
@@ -82,6 +84,7 @@ class Scheduler:
         return True
 
     def enqueue(self, sequence: Sequence) -> None:
+        self._has_hopes |= sequence.group.spec.itl_ms > 0
         if sequence.is_granted:
             self.ready.push(sequence)
         else:
@@ -149,6 +152,13 @@ class Scheduler:
         """Last by priority and arrival. A prompt that a reader follows is never taken back."""
         holders = [*self.state.sequences, *self.ready.members()]
         return max((s for s in holders if not s.group.prefill_only), key=lambda s: s.order)
+
+    def _hoped_s(self, decodes: list[Scheduled]) -> float:
+        """The least that one of them hopes for between its tokens; 0: none says anything."""
+        if not self._has_hopes:
+            return 0.0
+        hopes = (entry.sequence.group.spec.itl_ms for entry in decodes)
+        return min((itl_ms for itl_ms in hopes if itl_ms), default=0.0) / 1000
 
     def _running_chunks(self, budget: StepBudget) -> list[Scheduled]:
         chunks: list[Scheduled] = []

@@ -3,6 +3,10 @@
 Without a target for the latency between tokens a mean of seconds a token is enough, and chunks are
 as long as `max_step_s` allows. With one, a step that brings streams forward is predicted from all
 that it computes, and its chunks end where the target does, less what predictions are exceeded by.
+
+A stream that hopes for a time between its tokens makes that the target of the steps it is in, if
+that is less. However little it hopes for, a step may take LEAST_STEPS times what its streams take
+without prompts, so that these get half of the time at least.
 """
 
 from collections.abc import Iterable
@@ -12,6 +16,7 @@ from paceline.engine.step_model import Chunk, StepModel
 _MIN_TOKENS = 32  # a chunk is never cut below this: small ones cost more than they spare
 _FIRST_TOKENS = 64  # of a step before any was timed: a slow machine must not stall on it
 _WEIGHT = 0.3  # of the newest observation
+LEAST_STEPS = 2
 _UNSHARED = 2  # times as long where no token waits for the step: longer chunks cost less a token
 
 
@@ -70,12 +75,23 @@ class StepTime:
         self.tested_token_s = 0.0  # of a short chunk, before the first step: sizes none
         self.model = StepModel() if itl_target_s else None
 
-    def budget(self, max_tokens: int, num_decodes: int) -> StepBudget:
-        """Of a step with at most `max_tokens` of prompts beside `num_decodes` streams."""
+    def budget(self, max_tokens: int, num_decodes: int, hoped_s: float = 0.0) -> StepBudget:
+        """Of a step with at most `max_tokens` of prompts beside `num_decodes` streams, one of which
+        hopes for `hoped_s` between tokens; 0: none says anything."""
         num_tokens = min(max_tokens, self.max_chunk_tokens(decodes=num_decodes > 0))
+        if hoped_s and self.model is None:
+            self.model = StepModel()  # learns from here on
         if self.model is None or not num_decodes or not self.model.longest:
             return StepBudget(num_tokens)
-        return StepBudget(num_tokens, self.model, num_decodes, self.itl_target_s)
+        target_s = self.itl_target_s
+        if hoped_s:
+            hoped_s = max(hoped_s, LEAST_STEPS * self.model.seconds(num_decodes))
+            target_s = min(target_s, hoped_s) if target_s else hoped_s
+        return (
+            StepBudget(num_tokens, self.model, num_decodes, target_s)
+            if target_s
+            else StepBudget(num_tokens)
+        )
 
     def max_chunk_tokens(self, *, decodes: bool) -> int:
         """`decodes`: the step brings forward sequences that decode, too."""

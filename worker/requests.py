@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from paceline.core.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound
 from paceline.core.keys import KEY_BYTES
 from paceline.core.sampling import SamplingParams
+from paceline.core.targets import LatencyTargets
 from paceline.engine.messages import RequestSpec
 from paceline.rpc.convert import wanted_of
 from paceline.v1 import common_pb2
@@ -35,6 +36,7 @@ def to_spec(
         choices=choices,
         priority=message.priority,
         pooling=pooling,
+        itl_ms=LatencyTargets(itl_ms=message.itl_ms).itl_ms,
     )
 
 

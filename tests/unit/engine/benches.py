@@ -86,6 +86,7 @@ def request(
     priority: int = 0,
     request_id: str = "r",
     pooling: Pooling | None = None,
+    itl_ms: float = 0.0,
     **sampling: Any,
 ) -> RequestSpec:
     tokens = list(token_ids)
@@ -99,6 +100,7 @@ def request(
         choices=tuple(range(params.n)) if choices is None else choices,
         priority=priority,
         pooling=pooling,
+        itl_ms=itl_ms,
     )
 
 

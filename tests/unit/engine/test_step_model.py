@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from paceline.engine.step_time import StepTime
+from paceline.engine.step_time import LEAST_STEPS, StepTime
 
 TARGET_S = 0.040
 PROMPT = 8000
@@ -33,9 +33,16 @@ class Machine:
 class Server:
     """Streams that never end, and one prompt after the other."""
 
-    def __init__(self, machine: Machine, num_streams: int = 64, target_s: float = TARGET_S) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        num_streams: int = 64,
+        target_s: float = TARGET_S,
+        hoped_s: float = 0.0,
+    ) -> None:
         self.machine = machine
         self.num_streams = num_streams
+        self.hoped_s = hoped_s
         self.step_time = StepTime(max_step_s=10.0, itl_target_s=target_s)
         self.chunks: list[int] = []
         self.intervals: list[float] = []
@@ -44,11 +51,13 @@ class Server:
         self._chance = random.Random(5)
 
     def step(self, *, has_prompt: bool = True) -> None:
-        num_new, context, model = 0, self._computed, self.step_time.model
-        assert model is not None
+        num_new, context = 0, self._computed
         if has_prompt:
-            budget = self.step_time.budget(8192 - self.num_streams, self.num_streams)
+            num_tokens = 8192 - self.num_streams
+            budget = self.step_time.budget(num_tokens, self.num_streams, self.hoped_s)
             num_new = min(budget.tokens_behind(context), PROMPT - context)
+            model = self.step_time.model
+            assert model is not None
             self.predicted.append(model.seconds(self.num_streams, [(num_new, context)]))
         seconds = self.machine.seconds(self.num_streams, num_new, context, self._chance)
         self.step_time.observe(num_new, seconds)
@@ -110,6 +119,35 @@ def test_it_gets_over_first_steps_that_took_seconds(num_slow: int) -> None:
     server.steps(300)
     assert worst(server.intervals, 0.97) <= 1.02 * TARGET_S
     assert worst(server.intervals, 0.5) >= 0.8 * TARGET_S
+
+
+@pytest.mark.parametrize("target_s", [0.0, 0.2])
+def test_steps_keep_to_what_a_stream_in_them_hopes_for(target_s: float) -> None:
+    server = Server(Machine(noise=0.02), target_s=target_s, hoped_s=TARGET_S).steps(200)
+    server.forget()
+    server.steps(800)
+    assert worst(server.intervals, 0.97) <= 1.02 * TARGET_S
+    assert worst(server.intervals, 0.5) >= 0.85 * TARGET_S
+    server.hoped_s = 0.0  # it has ended
+    server.steps(20)
+    assert max(server.chunks[-20:]) > 2 * max(server.chunks[:800])
+
+
+def test_the_target_of_a_worker_is_never_loosened_by_what_a_stream_hopes_for() -> None:
+    server = Server(Machine(noise=0.02), hoped_s=10 * TARGET_S).steps(400)
+    assert worst(server.intervals[200:], 0.97) <= 1.02 * TARGET_S
+
+
+@pytest.mark.parametrize("hoped_s", [1e-6, 0.001, 0.005])
+def test_however_little_a_stream_hopes_for_prompts_get_half_of_the_time(hoped_s: float) -> None:
+    machine = Machine()
+    server = Server(machine, target_s=0.0, hoped_s=hoped_s).steps(100)
+    server.steps(50, has_prompt=False).steps(50)
+    alone_s = machine.base_s + machine.decode_s * server.num_streams
+    server.forget()
+    server.steps(300)
+    assert worst(server.intervals, 0.5) == pytest.approx(LEAST_STEPS * alone_s, rel=0.15)
+    assert sum(server.chunks) > 300 * 150, "which here is 200 tokens in a step, not 32"
 
 
 def test_chunks_shrink_with_the_context_before_them() -> None:

@@ -34,6 +34,10 @@ def test_a_good_request_keeps_its_meaning() -> None:
     assert spec.token_ids == [1, 2, 3]
     assert (spec.choices, spec.priority, spec.sampling.n) == ((1, 0), -3, 2)
     assert spec_of(request()).choices == (0, 1)
+    assert spec_of(request(itl_ms=12.5)).itl_ms == 12.5
+    for wrong in (-1.0, math.nan, math.inf, 1e9):
+        with pytest.raises(InvalidRequest, match="itl_ms"):
+            spec_of(request(itl_ms=wrong))
 
 
 def test_an_embedding_may_fill_the_context_and_continues_nothing() -> None:
