@@ -33,7 +33,7 @@ from paceline.router.dispatch import Dispatcher
 from paceline.router.fleet import Fleet
 from paceline.router.forecast import Forecast
 from paceline.router.metrics import RouterMetrics
-from paceline.router.placement import Line, Placer, PrefixLookup
+from paceline.router.placement import Line, Placer, PrefixLookup, Superseded
 from paceline.router.request import GivenBack, Request
 
 FINAL = frozenset(
@@ -162,6 +162,9 @@ class Coordinator:
                 attempt = await self.queue.wait(
                     line.group, line.turn, place, comes_back=line.request.had_turn
                 )
+            except Superseded as other:
+                self._placer.move(line, other.digest)
+                continue
             except Cancelled:
                 return  # while it waited
             finally:

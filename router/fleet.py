@@ -47,6 +47,7 @@ class Fleet:
         self._last_usable: dict[tuple[str, int], float] = {}  # by content digest, context length
         self._models: dict[str, control_pb2.ModelInfo] = {}  # by name
         self._revisions: dict[str, Revision] = {}  # by content digest
+        self._known: dict[str, control_pb2.ModelInfo] = {}  # by it, also of those gone of late
         self._reported: set[tuple[str, str, str]] = set()  # revisions, as metrics name them
         self.others = 0.0  # load of other routers on the same workers, over that of this one
         self._decayed_at = asyncio.get_running_loop().time()
@@ -111,8 +112,8 @@ class Fleet:
         """Of the worker with the most room; as it was listed, while there is none."""
         if revision := self._revisions.get(content_digest):
             return revision.context_length
-        listed = (m for m in self._models.values() if m.content_digest == content_digest)
-        return max((m.context_length for m in listed), default=0)
+        known = self._known.get(content_digest)
+        return 0 if known is None else known.context_length
 
     def open_now(
         self, sessions: Iterable[WorkerSession], now: float, num_tokens: int
@@ -123,13 +124,36 @@ class Fleet:
 
     def digest_of(self, request: common_pb2.TokenRequest) -> str | None:
         """The content digest that a request's keys are rooted in; None: of no worker we know."""
-        part = request.cache_salt if request.HasField("cache_salt") else None
-        salt = narrowed_salt(tenant_salt(self._secret, request.tenant), part)
-        revisions = self._revisions.items()
+        salt = self._salt_of(request)
+        revisions, known = self._revisions.items(), self._known.items()
         digests = {digest for digest, revision in revisions if revision.model == request.model}
-        if request.model in self._models:
-            digests.add(self._models[request.model].content_digest)
+        digests |= {digest for digest, info in known if info.name == request.model}
         return next((d for d in sorted(digests) if root_key(d, salt) == request.root_key), None)
+
+    def root_key(self, content_digest: str, request: common_pb2.TokenRequest) -> bytes:
+        """Of the request's keys, if it were made for this revision."""
+        return root_key(content_digest, self._salt_of(request))
+
+    def _salt_of(self, request: common_pb2.TokenRequest) -> bytes:
+        part = request.cache_salt if request.HasField("cache_salt") else None
+        return narrowed_salt(tenant_salt(self._secret, request.tenant), part)
+
+    def successor(self, content_digest: str, now: float, num_tokens: int) -> str | None:
+        """Once no decode worker of a revision is there, or all of them drain: the revision with
+        most of those that serve the same model, with the same tokenizer and template, and have room
+        for `num_tokens`."""
+        revision, known = self._revisions.get(content_digest), self._known.get(content_digest)
+        remain = revision is not None and any(not s.load.draining for s in revision.decode)
+        if remain or known is None:
+            return None
+        tally: Tally[str] = Tally()
+        for session in self.sessions():
+            if not session.is_prefill and _is_read_alike(session.info, known):
+                has_room = session.info.context_length >= num_tokens
+                if has_room and session.is_usable(now, self._config.stale_after_s):
+                    tally[session.info.content_digest] += 1
+        del tally[content_digest]
+        return max(tally, key=tally.__getitem__, default=None)
 
     def models(self) -> list[control_pb2.ModelInfo]:
         """Also those whose decode workers were lost a short time ago: `unavailable`."""
@@ -152,6 +176,8 @@ class Fleet:
                 vote = info.SerializeToString()
                 tally.setdefault(info.name, Tally())[vote] += 1
                 room[vote] = max(room.get(vote, 0), session.info.context_length)
+                info.context_length = room[vote]
+                self._known[info.content_digest] = info
         self._report_revisions()
         listed = {}
         for name, votes in tally.items():
@@ -222,6 +248,8 @@ class Fleet:
         memory_s = max(MODEL_MEMORY_S, self._config.worker_wait_s)
         times = self._last_usable.items()
         self._last_usable = {key: time for key, time in times if now - time <= memory_s}
+        kept = self._revisions.keys() | {digest for digest, _ in self._last_usable}
+        self._known = {digest: info for digest, info in self._known.items() if digest in kept}
         return memory_s
 
     def _note_usable(self, session: WorkerSession, now: float) -> None:
@@ -266,6 +294,12 @@ def _model_of(info: worker_pb2.WorkerInfo) -> control_pb2.ModelInfo:
         vocab_size=info.vocab_size,
         hidden_size=info.hidden_size,
     )
+
+
+def _is_read_alike(info: worker_pb2.WorkerInfo, known: control_pb2.ModelInfo) -> bool:
+    """The same tokens mean the same text to both."""
+    mine = info.model, info.serving_digest, info.vocab_size
+    return mine == (known.name, known.serving_digest, known.vocab_size)
 
 
 def _revision(session: WorkerSession) -> tuple[str, str, str]:

@@ -30,6 +30,14 @@ LOOKUP_LIFE_S = 0.2  # whoever waits for room is planned again with every frame
 MAX_SPLIT_FAILURES = 2  # then the hand-off itself is doubted: decode computes the prompt
 
 
+class Superseded(Unavailable):
+    """Nobody serves the request's revision any more; another one of the model could."""
+
+    def __init__(self, digest: str) -> None:
+        super().__init__("the revision of the model is not served any more", retry_after_s=1)
+        self.digest = digest  # of the other one
+
+
 class PrefixLookup(Protocol):
     def held_blocks(self, block_keys: bytes) -> HeldBlocks: ...
 
@@ -61,6 +69,12 @@ class Line:
     @property
     def group(self) -> tuple[str, bool]:
         return self.digest, self.num_remaining <= 1
+
+    def move_to(self, digest: str, root_key: bytes) -> None:
+        """Another revision of the model."""
+        self.digest = digest
+        self.request.change_revision(root_key)
+        self.held, self.looked_up_at = HeldBlocks({}, {}), float("-inf")
 
     def note_failure(self, attempt: Attempt, failure: PacelineError) -> None:
         """Unverified KV speaks against its source, other failures against who reported them."""
@@ -111,8 +125,8 @@ class Placer:
         raise Unavailable("no worker serves this revision of the model", retry_after_s=1)
 
     def place(self, line: Line) -> Attempt | None:
-        """An attempt whose slots are taken, or None: wait. Raises Unavailable, Cancelled or
-        DeadlineExceeded."""
+        """An attempt whose slots are taken, or None: wait. Raises Superseded, Unavailable,
+        Cancelled or DeadlineExceeded."""
         choices = line.choices
         if not choices:
             raise Cancelled("nothing of the request is wanted any more")
@@ -134,11 +148,16 @@ class Placer:
         )
         found = self._plan(line, job, now)
         if found is None:
+            self._check_revision(line, now)
             self._check_patience(line, now)
             return None
         self.decisions.note(line.request, job, found)
         sessions = self._sessions_of(found)
         return Attempt(line.request, choices, found, sessions, self._hints(line, found, sessions))
+
+    def move(self, line: Line, digest: str) -> None:
+        """To the revision that supersedes its own."""
+        line.move_to(digest, self._fleet.root_key(digest, line.request.message))
 
     def _plan(self, line: Line, job: Job, now: float) -> Plan | None:
         revision = self._fleet.revision(line.digest)
@@ -176,6 +195,14 @@ class Placer:
         candidates = [found.worker] if isinstance(found, Whole) else [found.prefill, found.decode]
         sessions = {c.worker_id: self._fleet.links[c.worker_id].session for c in candidates}
         return {worker: session for worker, session in sessions.items() if session is not None}
+
+    def _check_revision(self, line: Line, now: float) -> None:
+        """Raises Superseded when it would wait for nobody, though others serve the model."""
+        if line.request.may_change_revision:
+            num_tokens = line.request.num_tokens_at_most
+            digest = self._fleet.successor(line.digest, now, num_tokens)
+            if digest is not None:
+                raise Superseded(digest)
 
     def _check_patience(self, line: Line, now: float) -> None:
         """Raises Unavailable when there was nobody for long who could finish it, busy or not."""

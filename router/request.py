@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from paceline.core.errors import InvalidRequest, PacelineError, Unavailable
-from paceline.core.keys import HASH_BLOCK_TOKENS, KEY_BYTES
+from paceline.core.keys import HASH_BLOCK_TOKENS, KEY_BYTES, chain_keys
 from paceline.core.pooling import Pooling
 from paceline.core.sampling import SamplingParams
 from paceline.core.targets import LatencyTargets
@@ -141,6 +141,19 @@ class Request:
     def had_turn(self) -> bool:
         """Here, or at another router: its client may have tokens."""
         return self.placed_at is not None or self.num_forced_at_start > 0
+
+    @property
+    def may_change_revision(self) -> bool:
+        """Its client has seen nothing. Vectors of one answer must be of one revision, and a request
+        knows only its own input."""
+        is_text = self.message.WhichOneof("wanted") == "sampling"
+        return is_text and not self.num_forced_at_start and not self.has_output
+
+    def change_revision(self, root: bytes) -> None:
+        """Names its blocks anew."""
+        self.message.root_key = root
+        if self.block_keys:
+            self.block_keys = b"".join(chain_keys(root, list(self.message.token_ids)))
 
     @property
     def has_output(self) -> bool:

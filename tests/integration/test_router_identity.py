@@ -1,6 +1,7 @@
 """Who a worker is, and which workers may work together."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import pytest
@@ -9,7 +10,7 @@ from paceline.core.keys import chain_keys, root_key, tenant_salt
 from paceline.v1 import common_pb2
 from tests.support.fake_worker import DIGEST, SECRET
 from tests.support.redis_server import RedisServer, redis_server
-from tests.support.router_bench import Client, router_bench
+from tests.support.router_bench import Answer, Bench, Client, router_bench
 from tests.support.waits import until
 
 _OTHER = "ef" * 32
@@ -102,4 +103,58 @@ async def test_a_draining_worker_finishes_and_gets_nothing_new(store: RedisServe
         for answer in running:
             answer.check(30)
         assert len(leaving.commands("run")) == num_before and staying.commands("run")
+        await bench.check_idle()
+
+
+async def _waiting_while_the_only_worker_drains(bench: Bench, **fields: Any) -> tuple[Answer, ...]:
+    """One that runs on d0, of the old generation, and one that waits for it."""
+    old = await bench.add("d0", step_s=0.02)
+    client = await bench.client()
+    running = await client.submit(max_tokens=60)
+    await until(lambda: running.tokens)
+    waiting = await client.submit(**fields)
+    await until(lambda: len(bench.router.coordinator.queue) == 1)
+    old.draining = True
+    await until(lambda: all(s.load.draining for s in bench.router.fleet.sessions()))
+    return running, waiting
+
+
+async def test_what_waits_for_a_generation_that_leaves_goes_to_the_one_that_comes(
+    store: RedisServer,
+) -> None:
+    """Its prompt is read alike there; names of its blocks are those of the new one."""
+    async with router_bench(store, max_slots_per_worker=1, worker_wait_s=10) as bench:
+        answers = await _waiting_while_the_only_worker_drains(bench)
+        new = await bench.add("d1", digest=_OTHER)
+        await until(lambda: all(answer.ended for answer in answers))
+        answers[0].check(60)
+        answers[1].check(8)
+        assert len(new.commands("run")) == 1, "what runs stays where it is"
+        salt = tenant_salt(SECRET.encode(), "t")
+        assert new.commands("run")[0].request.root_key == root_key(_OTHER, salt)
+        late = await bench.clients[0].generate()  # made before its gateway heard of the new one
+        late.check(8)
+        await bench.check_idle()
+
+
+@pytest.mark.parametrize(
+    ("worker", "fields"),
+    [
+        ({"serving_digest": "99" * 32}, {}),
+        ({"context_length": 100}, {}),
+        ({}, {"pooling": common_pb2.POOLING_LAST, "choices": []}),
+    ],
+    ids=["other tokens", "no room", "vectors"],
+)
+async def test_what_the_new_generation_cannot_serve_alike_ends_with_an_error(
+    store: RedisServer, worker: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    async with router_bench(store, max_slots_per_worker=1, worker_wait_s=0.5) as bench:
+        running, waiting = await _waiting_while_the_only_worker_drains(bench, **fields)
+        new = await bench.add("d1", digest=_OTHER, **worker)
+        await until(lambda: running.ended and waiting.ended)
+        running.check(60)
+        assert waiting.error is not None
+        assert waiting.error.code == common_pb2.ERROR_CODE_UNAVAILABLE
+        assert new.commands("run") == []
         await bench.check_idle()

@@ -71,6 +71,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.cluster = cluster
         self.model = MODEL
         self.digest = DIGEST
+        self.serving_digest = "cd" * 32
         self.context_length = 8192
         self.hello_s = 0.0  # before the first frame of a stream
         self.step_s = 0.005
@@ -112,7 +113,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             endpoint=f"127.0.0.1:{self._port}",
             model=self.model,
             content_digest=self.digest,
-            serving_digest="cd" * 32,
+            serving_digest=self.serving_digest,
             context_length=self.context_length,
             vocab_size=32000,
             num_pages=1000,
