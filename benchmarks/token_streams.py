@@ -17,7 +17,7 @@ from pathlib import Path
 from paceline.core.errors import PacelineError
 from paceline.core.keys import chain_keys, root_key, tenant_salt
 from paceline.core.sampling import SamplingParams
-from paceline.gateway.config import GatewayConfig
+from paceline.gateway.config import GatewayConfig, RouterLinks
 from paceline.gateway.mailbox import Mailbox
 from paceline.gateway.metrics import GatewayMetrics
 from paceline.gateway.router_client import RouterClient
@@ -138,7 +138,8 @@ class TokenClient:
 
 @asynccontextmanager
 async def attached(target: Target) -> AsyncIterator[TokenClient]:
-    config = GatewayConfig(model=target.model, router=(target.endpoint,), secret=target.secret)
+    links = RouterLinks((target.endpoint,))
+    config = GatewayConfig(model=target.model, links=links, secret=target.secret)
     known = asyncio.Event()
     router = RouterClient(config, known.set, GatewayMetrics().moved)
     router.start()

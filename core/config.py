@@ -2,8 +2,10 @@
 
 A field `queue_limit: int = setting(64, "…")` of a class with `env_prefix = "PACELINE_ROUTER_"` is
 set by, in order: `--queue-limit 8`, `PACELINE_ROUTER_QUEUE_LIMIT=8`, the default. A field whose
-type is such a class groups settings that services share: of `tls: TlsConfig`, `ca` is set by
-`--tls-ca`, or by PACELINE_TLS_CA, whatever the service.
+type is a dataclass is a group, under a heading of its own in the help. Of a class without an
+`env_prefix` the settings are named as if they stood in the service's. One with an `env_prefix` is
+shared by services: of `tls: TlsConfig`, `ca` is set by `--tls-ca`, or by PACELINE_TLS_CA, whatever
+the service.
 """
 
 import argparse
@@ -12,21 +14,28 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeGuard, TypeVar
 
 from paceline.core.errors import ConfigError
 
 MIN_SECRET_BYTES = 16
 
 
-class Config(Protocol):
-    """A service's configuration: checked in __post_init__, which raises ConfigError."""
+class Group(Protocol):
+    """Settings that belong together: checked in __post_init__, which raises ConfigError. The first
+    line of its docstring is its heading."""
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+
+class Config(Group, Protocol):
+    """A service's configuration."""
+
     env_prefix: ClassVar[str]
 
 
 C = TypeVar("C", bound=Config)
+G = TypeVar("G", bound=Group)
 
 
 def setting(default: Any, help: str, *, secret: bool = False) -> Any:
@@ -41,6 +50,13 @@ def check_secret(secret: str, env_prefix: str) -> None:
             f"set {env_prefix}SECRET to the deployment's secret, at least {MIN_SECRET_BYTES} bytes"
         )
         raise ConfigError("secret", "…" if secret else "", reason)
+
+
+def check_positive(group: Group, *names: str) -> None:
+    """Raises ConfigError for the first of these fields that is not above 0."""
+    for name in names:
+        value: float = getattr(group, name)
+        ConfigError.check(name, value, value > 0, "must be positive")
 
 
 def check_ports(config: Config, *names: str) -> None:
@@ -64,16 +80,24 @@ def parse(
         epilog=secrets_text(config),
         allow_abbrev=False,  # a setting added later would make abbreviations ambiguous
     )
+    places: dict[str, argparse._ActionsContainer] = {"": parser}
     for item in settings_of(config):
+        if item.heading not in places:
+            places[item.heading] = parser.add_argument_group(item.heading)
         if not item.is_secret:
-            add_argument(parser, item)
+            add_argument(places[item.heading], item)
     arguments = vars(parser.parse_args(argv))
-    return _made(config, "", arguments, environ)
+    given: dict[str, Any] = {}
+    for item in settings_of(config):
+        for text in (environ.get(item.variable), arguments.get(item.name)):
+            if text is not None:
+                given[item.name] = convert(item.name, text, item.kind)
+    return made(config, given)
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value that a user can give: `name` is the field's, after the group that it is in."""
+    """A value that a user can give: `name` is the field's, after that of a shared group."""
 
     name: str
     variable: str
@@ -81,40 +105,56 @@ class Setting:
     default: Any
     help: str
     is_secret: bool
+    heading: str  # none of what no group has
 
 
-def settings_of(config: type[Config], group: str = "") -> Iterator[Setting]:
+def settings_of(
+    group: type[Group], prefix: str = "", env_prefix: str = "", heading: str = ""
+) -> Iterator[Setting]:
     """In the order in which they are written, those of groups where the group stands."""
-    types = typing.get_type_hints(config)
-    for field in dataclasses.fields(config):
-        kind, name = types[field.name], group + field.name
-        if dataclasses.is_dataclass(kind):
-            yield from settings_of(typing.cast(type[Config], kind), f"{name}_")
+    env_prefix = getattr(group, "env_prefix", env_prefix)
+    for field, kind in _fields_of(group):
+        if _is_group(kind):
+            names = _prefix_of(field.name, kind, prefix)
+            yield from settings_of(kind, names, env_prefix, _heading_of(kind))
             continue
-        variable = config.env_prefix + field.name.upper()
+        variable = env_prefix + field.name.upper()
         text, is_secret = field.metadata.get("help", ""), bool(field.metadata.get("secret"))
-        yield Setting(name, variable, kind, field.default, text, is_secret)
+        name = prefix + field.name
+        yield Setting(name, variable, kind, field.default, text, is_secret, heading)
 
 
-def _made(
-    config: type[C], group: str, arguments: Mapping[str, str | None], environ: Mapping[str, str]
-) -> C:
-    types = typing.get_type_hints(config)
-    given: dict[str, Any] = {}
-    for field in dataclasses.fields(config):
-        kind, name = types[field.name], group + field.name
-        if dataclasses.is_dataclass(kind):
-            given[field.name] = _made(
-                typing.cast(type[Config], kind), f"{name}_", arguments, environ
-            )
-            continue
-        for text in (environ.get(config.env_prefix + field.name.upper()), arguments.get(name)):
-            if text is not None:
-                given[field.name] = convert(name, text, kind)
-    return config(**given)
+def made(group: type[G], given: Mapping[str, Any], prefix: str = "") -> G:
+    """With the settings that are `given` by name, in whatever group, and the defaults of others."""
+    own: dict[str, Any] = {}
+    for field, kind in _fields_of(group):
+        if _is_group(kind):
+            own[field.name] = made(kind, given, _prefix_of(field.name, kind, prefix))
+        elif prefix + field.name in given:
+            own[field.name] = given[prefix + field.name]
+    return group(**own)
 
 
-def add_argument(parser: argparse.ArgumentParser, item: Setting) -> None:
+def _fields_of(group: type[Group]) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
+    types = typing.get_type_hints(group)
+    for field in dataclasses.fields(group):
+        yield field, types[field.name]
+
+
+def _is_group(kind: Any) -> TypeGuard[type[Group]]:
+    return dataclasses.is_dataclass(kind)
+
+
+def _prefix_of(name: str, group: type[Group], outer: str) -> str:
+    """Of the names of a group's settings."""
+    return f"{name}_" if hasattr(group, "env_prefix") else outer
+
+
+def _heading_of(group: type[Group]) -> str:
+    return (group.__doc__ or "").partition("\n")[0].rstrip(".")
+
+
+def add_argument(parser: argparse._ActionsContainer, item: Setting) -> None:
     text = f"{item.help} [default: {default_text(item.default)}; env: {item.variable}]"
     flag = "--" + item.name.replace("_", "-")
     parser.add_argument(flag, dest=item.name, help=text.replace("%", "%%"), metavar="VALUE")

@@ -27,7 +27,7 @@ _check = ConfigError.check
 
 @dataclass(frozen=True, slots=True)
 class TlsConfig:
-    """The same for all services of a deployment; without certificates nothing is encrypted."""
+    """Encryption between services, the same for all of a deployment; without certificates none."""
 
     env_prefix: ClassVar[str] = "PACELINE_TLS_"
 

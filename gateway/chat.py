@@ -39,18 +39,18 @@ async def prepare_chat(serving: Serving, request: ChatRequest, caller: Caller) -
     max_tokens = _max_tokens(request)
     wishes = wishes_of(request, max_tokens, _num_logprobs(request))
     params = sampling_params(wishes, model)
-    stops = stop_automata(wishes.stop, serving.config.max_stop_strings)
+    stops = stop_automata(wishes.stop, serving.config.limits.max_stop_strings)
     urgency = urgency_of(wishes, caller.tenant)
     chat = chat_of(request.messages, request, has_developer=serving.text.has_developer_role)
     room = ContextRoom(model.context_length, "messages", max_tokens)
     owner = caller.tenant.owner(request.cache_salt)
     prompt = await serving.prompts.of_chat(chat, model, room, owner.salt)
-    check_prompt_logprobs(params, len(prompt.token_ids), serving.config.max_prompt_logprobs)
+    check_prompt_logprobs(params, len(prompt.token_ids), serving.config.limits.max_prompt_logprobs)
     max_tokens = room.max_tokens_after(len(prompt.token_ids))
     params = dataclasses.replace(params, max_tokens=max_tokens)
     params = await serving.prompts.with_bad_words(params, wishes.bad_words, model)
     if not request.stream:
-        limit = serving.config.max_answer_logprobs
+        limit = serving.config.limits.max_answer_logprobs
         check_logprobs("top_logprobs", params, params.n * max_tokens, limit)
     answer = ChatAnswer(
         AnswerHead("chatcmpl", model.name),

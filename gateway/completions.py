@@ -48,9 +48,9 @@ async def prepare_completion(
     options = answer_options(request, caller)
     wishes = _wishes(request)
     params = sampling_params(wishes, model)
-    stops = stop_automata(wishes.stop, serving.config.max_stop_strings)
+    stops = stop_automata(wishes.stop, serving.config.limits.max_stop_strings)
     urgency = urgency_of(wishes, caller.tenant)
-    contents = contents_of("prompt", request.prompt, serving.config.max_prompts)
+    contents = contents_of("prompt", request.prompt, serving.config.limits.max_prompts)
     _check_choices(request, len(contents), params.n)
     room = completion_room(model, wishes.max_tokens)
     owner = caller.tenant.owner(request.cache_salt)
@@ -122,7 +122,7 @@ def _check_prompt_logprobs(
 ) -> None:
     field = "prompt_logprobs" if request.prompt_logprobs is not None else "logprobs"
     num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
-    limit = serving.config.max_prompt_logprobs
+    limit = serving.config.limits.max_prompt_logprobs
     check_prompt_logprobs(params, num_tokens, limit, num_copies=params.n, field=field)
 
 
@@ -131,7 +131,7 @@ def _check_logprobs(serving: Serving, request: CompletionRequest, jobs: Sequence
     if not request.stream:
         field = "logprobs" if request.logprobs is not None else "best_of"
         num_tokens = sum(job.params.n * job.params.max_tokens for job in jobs)
-        check_logprobs(field, jobs[0].params, num_tokens, serving.config.max_answer_logprobs)
+        check_logprobs(field, jobs[0].params, num_tokens, serving.config.limits.max_answer_logprobs)
 
 
 def _view(request: CompletionRequest, num_choices: int, options: AnswerOptions) -> CompletionView:

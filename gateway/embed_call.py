@@ -24,7 +24,7 @@ async def embed(
     """Raises PacelineError. When it is cancelled, all ends upstream."""
     async with deadline.kept():
         model = serving.model_or_only(request.model)
-        wishes = _wishes(request, serving.config.max_embedding_inputs)
+        wishes = _wishes(request, serving.config.limits.max_embedding_inputs)
         found = await embeddings(serving, model, wishes, tenant, deadline, origin)
 
         def message() -> EmbedResponse:

@@ -54,7 +54,8 @@ async def embeddings(
 ) -> Embeddings:
     """Raises PacelineError. When it is cancelled, all ends upstream."""
     form = vector_form(wishes.dimensions, model.hidden_size, wishes.normalize)
-    _check_size(len(wishes.contents), form.num_dimensions, serving.config.max_embedding_numbers)
+    limit = serving.config.limits.max_embedding_numbers
+    _check_size(len(wishes.contents), form.num_dimensions, limit)
     urgency = Urgency(tenant.priority_of(wishes.priority), weight=tenant.weight)
     owner = tenant.owner(wishes.cache_salt)
     prompts = await serving.prompts.of_contents(
@@ -76,7 +77,7 @@ async def answer(
     """OpenAI's JSON. Raises PacelineError."""
     model = serving.model(request.model)
     wishes = EmbeddingWishes(
-        contents=contents_of(FIELD, request.input, serving.config.max_embedding_inputs),
+        contents=contents_of(FIELD, request.input, serving.config.limits.max_embedding_inputs),
         pooling=Pooling(request.pooling or Pooling.LAST),
         dimensions=request.dimensions,
         normalize=request.normalize,

@@ -47,7 +47,7 @@ class Endpoint(ABC, Generic[B]):
         self._decoder = decoder
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        deadline = Deadline(self._serving.config.request_timeout_s)
+        deadline = Deadline(self._serving.config.limits.request_timeout_s)
         exchange = Exchange(self._serving, scope, receive, send, deadline)
         try:
             with self._serving.admitted(exchange.tenant):

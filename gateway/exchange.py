@@ -102,7 +102,7 @@ class Exchange:
             self._generation = generation
             generation.submit(prepared.jobs)
             if prepared.is_stream:
-                interval_s = self._serving.config.heartbeat_s
+                interval_s = self._serving.config.clients.heartbeat_s
                 with heartbeat(interval_s, lambda: generation.num_output_tokens, self._beat):
                     await self._stream(prepared, generation)
             else:

@@ -55,7 +55,7 @@ async def job_of(serving: Serving, request: GenerateRequest, tenant: Tenant) -> 
     model = serving.model_or_only(request.model)
     wishes = _wishes(request)
     params = sampling_params(wishes, model)
-    stops = stop_automata(wishes.stop, serving.config.max_stop_strings)
+    stops = stop_automata(wishes.stop, serving.config.limits.max_stop_strings)
     urgency = urgency_of(wishes, tenant)
     tokens = list(request.tokens.ids)
     content = tokens if request.WhichOneof("prompt") == "tokens" else request.text
@@ -63,7 +63,7 @@ async def job_of(serving: Serving, request: GenerateRequest, tenant: Tenant) -> 
     owner = tenant.owner(request.cache_salt if request.HasField("cache_salt") else None)
     (prompt,) = await serving.prompts.of_contents([content], model, room, owner.salt)
     num_tokens = len(prompt.token_ids)
-    limit = serving.config.max_prompt_logprobs
+    limit = serving.config.limits.max_prompt_logprobs
     check_prompt_logprobs(params, num_tokens, limit, field="num_prompt_logprobs")
     max_tokens = room.max_tokens_after(num_tokens)
     params = dataclasses.replace(params, max_tokens=max_tokens)

@@ -69,7 +69,7 @@ class GenerateService(GenerateServiceServicer):
     def _deadline(self, context: _Context) -> Deadline:
         """The call's own, within the gateway's."""
         remaining_s = context.time_remaining()
-        limit_s = self._serving.config.request_timeout_s
+        limit_s = self._serving.config.limits.request_timeout_s
         return Deadline(limit_s if remaining_s is None else min(limit_s, remaining_s))
 
 

@@ -25,10 +25,10 @@ class GrpcServer:
     def __init__(self, serving: Serving, config: GatewayConfig) -> None:
         self._config = config
         service = GenerateService(serving)
-        calls = OpenCalls(config.read_timeout_s)
+        calls = OpenCalls(config.clients.read_timeout_s)
         self._edge = Edge(None, calls, known=service.known, gate=service.admitted)
         self._server = make_server(
-            self._edge, config.max_body_bytes, shares_port=config.shares_ports
+            self._edge, config.clients.max_body_bytes, shares_port=config.shares_ports
         )
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         add_GenerateServiceServicer_to_server(service, self._server)  # type: ignore[no-untyped-call]

@@ -3,7 +3,7 @@
 import resource
 from dataclasses import dataclass
 
-from paceline.gateway.config import GatewayConfig
+from paceline.gateway.config import ClientLimits
 
 MAX_HEAD_BYTES = 64 << 10  # as received, within PIECE_BYTES
 MAX_FIELDS = 256  # of a head
@@ -25,11 +25,11 @@ class HttpLimits:
     max_connections: int
 
 
-def http_limits(config: GatewayConfig) -> HttpLimits:
+def http_limits(clients: ClientLimits) -> HttpLimits:
     """Connections also take at most half of the files that the process may open: accept() must
     not run out."""
-    max_connections = _CONNECTIONS_A_REQUEST * config.max_concurrent_requests
+    max_connections = _CONNECTIONS_A_REQUEST * clients.max_concurrent_requests
     max_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if max_files != resource.RLIM_INFINITY:
         max_connections = min(max_connections, max_files // 2)
-    return HttpLimits(config.read_timeout_s, config.max_body_bytes, max_connections)
+    return HttpLimits(clients.read_timeout_s, clients.max_body_bytes, max_connections)

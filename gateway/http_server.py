@@ -46,7 +46,7 @@ class _Server(uvicorn.Server):
 
 
 def _uvicorn_config(app: ASGIApp, config: GatewayConfig) -> uvicorn.Config:
-    bounds = {"limits": http_limits(config), "idle": {}}
+    bounds = {"limits": http_limits(config.clients), "idle": {}}
     settings: dict[str, Any] = {
         "http": type("Protocol", (BoundedProtocol,), bounds),
         "ws": "none",
@@ -54,7 +54,7 @@ def _uvicorn_config(app: ASGIApp, config: GatewayConfig) -> uvicorn.Config:
         "log_config": None,
         "access_log": False,
         "server_header": False,
-        "timeout_keep_alive": max(1, round(config.keep_alive_s)),
+        "timeout_keep_alive": max(1, round(config.clients.keep_alive_s)),
         "timeout_graceful_shutdown": round(config.drain_timeout_s + CUT_S),
         "backlog": 2048,
     }

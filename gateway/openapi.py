@@ -14,7 +14,7 @@ import msgspec
 
 from paceline import __version__
 from paceline.gateway import answer_types as answers
-from paceline.gateway.config import GatewayConfig
+from paceline.gateway.config import GatewayConfig, RequestLimits
 from paceline.gateway.guard import PUBLIC
 from paceline.gateway.openai_types import (
     SAYS,
@@ -103,7 +103,7 @@ def document(config: GatewayConfig) -> Schema:
     schemas = {name: _said(schema) for name, schema in schemas.items()}
     for kind in kinds:
         if issubclass(kind, Body):
-            _limit(schemas[kind.__name__]["properties"], kind.neutral, config)
+            _limit(schemas[kind.__name__]["properties"], kind.neutral, config.limits)
     has_keys = config.api_keys != Path()
     paths: dict[str, Schema] = {}
     for one in found:
@@ -126,15 +126,15 @@ def _said(schema: Any) -> Any:
     return own | said
 
 
-def _limit(properties: Schema, neutral: Mapping[str, Sequence[Any]], config: GatewayConfig) -> None:
+def _limit(properties: Schema, neutral: Mapping[str, Sequence[Any]], limits: RequestLimits) -> None:
     """By what the class of a body and the settings say."""
     for name, values in neutral.items():
         if name in properties:
             properties[name] = {"enum": [None, *values], "default": None}
     for name, limit in (
-        ("stop", config.max_stop_strings),
-        ("prompt", config.max_prompts),
-        ("input", config.max_embedding_inputs),
+        ("stop", limits.max_stop_strings),
+        ("prompt", limits.max_prompts),
+        ("input", limits.max_embedding_inputs),
     ):
         for form in properties.get(name, {}).get("anyOf", []):
             if form.get("items", {}).get("type") in ("string", "array"):

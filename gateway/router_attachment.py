@@ -39,8 +39,9 @@ class RouterAttachment:
 
     def __init__(self, config: GatewayConfig, owner: Owner) -> None:
         self._owner = owner
-        self._wait_s = config.router_wait_s
-        addresses = RouterAddresses(config.router, is_spread=config.spread_routers)
+        links = config.links
+        self._wait_s = links.router_wait_s
+        addresses = RouterAddresses(links.router, is_spread=links.spread_routers)
         self._search = RouterSearch(addresses, owner.connect)
         self._left = asyncio.Event()  # the current one
         self._last: Address | None = None

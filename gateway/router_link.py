@@ -53,7 +53,7 @@ class RouterLink:
         self.opened: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.is_leaving = False  # drains, or has ended
         self._secret = config.secret.encode()
-        self._silence_s = config.router_silence_s
+        self._silence_s = config.links.router_silence_s
         self._tls = config.tls
         self._owner = owner
         self._outbox: deque[GatewayFrame] = deque()

@@ -42,13 +42,14 @@ class Serving:
         self, config: GatewayConfig, router: Router | None = None, usages: Usages | None = None
     ) -> None:
         self.config = config
-        self.http_limits = http_limits(config)
+        self.http_limits = http_limits(config.clients)
         self.text = TextModel(config)
         self.prompts = Prompts(self.text)
         self.metrics = GatewayMetrics()
         self.metrics.registry.register(CertificateMetrics(config.tls))
+        reporting, registry = config.reporting, self.metrics.registry
         self.tracing = make_tracing(
-            config.otlp_endpoint, "gateway", self.metrics.registry, new_traces=config.trace_ratio
+            reporting.otlp_endpoint, "gateway", registry, new_traces=reporting.trace_ratio
         )
         self.authentication = Authentication(
             config.api_keys, config.secret, self.metrics.key_file_valid, usages
@@ -58,7 +59,7 @@ class Serving:
         self.on_change: Callable[[], None] = lambda: None
         self.num_running = 0
         self._reported: list[str] | None = None
-        self._runs = Runs(self.tracing, log_requests=config.log_requests)
+        self._runs = Runs(self.tracing, log_requests=reporting.log_requests)
 
     def reasons(self) -> list[str]:
         """Why this gateway is not ready; empty when it is."""
@@ -123,7 +124,7 @@ class Serving:
         Unavailable while draining."""
         if self.is_draining:
             raise Unavailable("the gateway is shutting down", retry_after_s=_RETRY_AFTER_S)
-        if self.num_running >= self.config.max_concurrent_requests:
+        if self.num_running >= self.config.clients.max_concurrent_requests:
             message = f"{self.num_running} requests are being served already"
             raise Overloaded(message, retry_after_s=_RETRY_AFTER_S)
         self.num_running += 1
@@ -189,7 +190,8 @@ class Serving:
         return record
 
     def _mailbox(self, on_overflow: Callable[[], object]) -> Mailbox:
-        limits = self.config.max_pending_emissions, self.config.max_pending_bytes
+        clients = self.config.clients
+        limits = clients.max_pending_emissions, clients.max_pending_bytes
         return Mailbox(*limits, on_overflow)
 
     def _wanted(self) -> list[ModelInfo]:

@@ -29,11 +29,11 @@ class TextModel:
     """What a gateway knows of a model: tokenizer, chat template, ids that end a text."""
 
     def __init__(self, config: GatewayConfig) -> None:
-        tokenizer_config = _tokenizer_config(config.model)
+        tokenizer_config, limits = _tokenizer_config(config.model), config.limits
         self.digest = serving_digest(config.model)
         self._tokenizer = _load_tokenizer(config.model / "tokenizer.json")
         self._template = load_template(
-            config.model, tokenizer_config, config.max_rendered_chars, config.render_timeout_s
+            config.model, tokenizer_config, limits.max_rendered_chars, limits.render_timeout_s
         )
         self.eos_token_ids = frozenset(eos_token_ids(config.model))
         added = self._tokenizer.get_added_tokens_decoder()

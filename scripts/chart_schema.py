@@ -5,14 +5,12 @@ that a service does not know, and those that the chart itself decides. `--check`
 """
 
 import argparse
-import dataclasses
 import json
 import sys
-import typing
 from pathlib import Path
 from typing import Any
 
-from paceline.core.config import Config
+from paceline.core.config import Config, settings_of
 from paceline.gateway.config import GatewayConfig
 from paceline.gateway.usage import MAX_PROCESSES
 from paceline.router.config import RouterConfig
@@ -27,7 +25,7 @@ OWNED = {
     "worker": {"worker_id", "host", "port", "probe_port", "advertise_host", "model", "model_name"}
     | {"device", "pool_mib", "num_threads", "transports", "tiers", "run_dir"},
 }
-OWNED_BY_ALL = {"secret", "redis_url", "drain_timeout_s", "tls"}
+OWNED_BY_ALL = {"secret", "redis_url", "drain_timeout_s"}
 JSON_TYPES = {bool: "boolean", int: "integer", float: "number"}
 Schema = dict[str, Any]
 
@@ -70,12 +68,12 @@ def reference(name: str) -> Schema:
 
 def settings(service: str, config: type[Config]) -> Schema:
     """What `paceline SERVICE --help` lists, less what the chart decides."""
-    types = typing.get_type_hints(config)
     properties = {}
-    for field in dataclasses.fields(config):
-        if field.name not in OWNED[service] | OWNED_BY_ALL:
-            kind = JSON_TYPES.get(types[field.name], "string")
-            properties[field.name] = {"type": kind, "description": field.metadata["help"]}
+    for item in settings_of(config):
+        is_shared = not item.variable.startswith(config.env_prefix)  # as those of tls are
+        if not is_shared and item.name not in OWNED[service] | OWNED_BY_ALL:
+            kind = JSON_TYPES.get(item.kind, "string")
+            properties[item.name] = {"type": kind, "description": item.help}
     return closed(**properties)
 
 

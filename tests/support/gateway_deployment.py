@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 from openai import AsyncOpenAI
 
+from paceline.core.config import made, settings_of
 from paceline.core.serving_digest import serving_digest
 from paceline.gateway.config import GatewayConfig
 from paceline.gateway.main import GatewayServer
@@ -79,5 +80,8 @@ async def running(model_dir: Path, *others: str, **settings: Any) -> AsyncIterat
 
 
 def gateway_config(model_dir: Path, *routers: str, **settings: Any) -> GatewayConfig:
-    settings = {"port": 0, "grpc_port": 0, "drain_timeout_s": 1.0, "secret": SECRET, **settings}
-    return GatewayConfig(model=model_dir, router=routers, **settings)
+    """`settings` by the names that users give them."""
+    assert settings.keys() <= {item.name for item in settings_of(GatewayConfig)}
+    own = {"model": model_dir, "router": routers, "secret": SECRET}
+    brief = {"port": 0, "grpc_port": 0, "drain_timeout_s": 1.0}
+    return made(GatewayConfig, {**own, **brief, **settings})

@@ -128,7 +128,7 @@ def test_services_start_by_hand_as_the_help_says(tmp_path: Path) -> None:
     assert len({config.secret for config in configs}) == 1
     assert len({config.redis_url for config in configs[:3]}) == 1
     router, gateway = configs[0], configs[3]
-    assert gateway.router == (f"127.0.0.1:{router.port}",)
+    assert gateway.links.router == (f"127.0.0.1:{router.port}",)
 
 
 @pytest.mark.parametrize("command", ["gateway", "router"])

@@ -10,7 +10,7 @@ from redis.asyncio.connection import SSLConnection, parse_url
 from benchmarks import chart_objects
 from benchmarks.chart_objects import EXAMPLES, Object, Values
 from paceline.core.config import parse, settings_of
-from paceline.gateway.config import GatewayConfig
+from paceline.gateway.config import RequestLimits
 from paceline.kv_transfer.tiers.config import load_tiers
 from tests.support.certificates import Mount
 from tests.support.chart import (
@@ -201,7 +201,7 @@ def test_kserve_5496_an_old_worker_goes_when_routers_know_the_new_one(stable: bo
 
 
 def test_kserve_5496_no_stream_is_cut_by_a_gateway_that_drains_with_the_defaults() -> None:
-    longest_s = GatewayConfig.__dataclass_fields__["request_timeout_s"].default
+    longest_s = RequestLimits().request_timeout_s
     given = environment(container(rendered(), "gateway"))["PACELINE_GATEWAY_DRAIN_TIMEOUT_S"]
     assert float(given) >= longest_s
 

@@ -1,7 +1,6 @@
 """docs/api.md says what the code does: fields, defaults, limits."""
 
 import asyncio
-import dataclasses
 import functools
 import re
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core import sampling
+from paceline.core.config import settings_of
 from paceline.core.sampling import SamplingParams
 from paceline.gateway.completions import DEFAULT_MAX_TOKENS
 from paceline.gateway.config import GatewayConfig
@@ -125,14 +125,14 @@ def test_limits_are_those_of_the_code() -> None:
     documented = set()
     for row in rows("Limits"):
         config = RouterConfig if row[3].startswith("router") else GatewayConfig
-        fields = {field.name: field.default for field in dataclasses.fields(config)}
+        fields = {item.name: item.default for item in settings_of(config)}
         for index, option in enumerate(re.findall(r"`--([\w-]+)`", row[3])):
             name = option.replace("-", "_")
             assert limit(row, index) == fields[name], name
             documented.add(name)
         if row[0] == "its head":
             assert limit(row, 0) == MAX_HEAD_BYTES
-    settings = {field.name for field in dataclasses.fields(GatewayConfig)}
+    settings = {item.name for item in settings_of(GatewayConfig)}
     limits = {name for name in settings if re.search("max_|timeout|keep_alive", name)}
     assert limits <= documented
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from paceline.core.config import parse
+from paceline.core.config import made, parse
 from paceline.core.errors import ConfigError
 from paceline.gateway.config import GatewayConfig
 from paceline.gateway.main import GatewayServer
@@ -34,14 +34,14 @@ from tests.support.gateway_deployment import gateway_config
 def test_a_wrong_setting_names_itself(model_dir: Path, fields: dict[str, Any], name: str) -> None:
     settings = {"model": model_dir, "secret": "s" * 16, **fields}
     with pytest.raises(ConfigError, match=name):
-        GatewayConfig(**settings)
+        made(GatewayConfig, settings)
 
 
 def test_it_reads_arguments_and_environment(model_dir: Path) -> None:
     environ = {"PACELINE_GATEWAY_SECRET": "s" * 16, "PACELINE_GATEWAY_PORT": "1"}
     argv = ["--model", str(model_dir), "--router", "a:1,b:2"]
     config = parse(GatewayConfig, argv, environ, "gateway")
-    assert (config.router, config.port, config.host) == (("a:1", "b:2"), 1, "127.0.0.1")
+    assert (config.links.router, config.port, config.host) == (("a:1", "b:2"), 1, "127.0.0.1")
 
 
 async def test_a_taken_port_names_itself(model_dir: Path) -> None:

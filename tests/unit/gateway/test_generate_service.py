@@ -103,7 +103,9 @@ async def test_vllm_7632_bad_requests_are_refused_as_over_http(
 
 async def test_a_request_has_the_same_bound_as_over_http(stub: Any, deployment: Deployment) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await responses(stub, text="x" * (deployment.gateway.serving.config.max_body_bytes + 1))
+        await responses(
+            stub, text="x" * (deployment.gateway.serving.config.clients.max_body_bytes + 1)
+        )
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert not deployment.router.submissions
 

@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from paceline.gateway.bad_words import bad_word_ids
+from paceline.gateway.config import GatewayConfig
 from paceline.gateway.tokenizer import TextModel
 from paceline.rpc.channel import connect
 from paceline.rpc.convert import sampling_from_proto
@@ -269,9 +270,13 @@ async def test_parts_that_an_attempt_repeats_count_once(deployment: Deployment) 
     assert [bytes(r.token_ids) for r in responses if r.token_ids] == [b"x"]
 
 
+def limited_to(config: GatewayConfig, **limits: int) -> GatewayConfig:
+    return dataclasses.replace(config, limits=dataclasses.replace(config.limits, **limits))
+
+
 async def test_prompt_logprobs_of_an_answer_are_bounded(deployment: Deployment) -> None:
     """Ids of 4 bytes would come back as 1.4 KB each, in every choice of a completion."""
-    limited = dataclasses.replace(deployment.gateway.serving.config, max_prompt_logprobs=240)
+    limited = limited_to(deployment.gateway.serving.config, max_prompt_logprobs=240)
     deployment.gateway.serving.config, config = limited, deployment.gateway.serving.config
     try:
         refused = [
@@ -297,7 +302,7 @@ async def test_prompt_logprobs_of_an_answer_are_bounded(deployment: Deployment) 
 
 async def test_logprobs_of_an_answer_in_one_piece_are_bounded(deployment: Deployment) -> None:
     """128 choices of 8192 tokens with 20 others each would be gigabytes, encoded at once."""
-    limited = dataclasses.replace(deployment.gateway.serving.config, max_answer_logprobs=240)
+    limited = limited_to(deployment.gateway.serving.config, max_answer_logprobs=240)
     deployment.gateway.serving.config, config = limited, deployment.gateway.serving.config
     few = {"logprobs": True, "top_logprobs": 2}
     try:
