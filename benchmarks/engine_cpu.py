@@ -33,7 +33,7 @@ from paceline.engine.messages import Cancel, Emission, Ended, Event, RequestSpec
 from paceline.engine.pools import allocate_pools, pool_memory
 from paceline.kernels import native
 from paceline.models.loader import load_model
-from paceline.worker.config import WorkerConfig
+from paceline.worker.config import StepSettings
 from paceline.worker.rank_process import rank_environment
 
 NUM_THREADS = 2
@@ -50,7 +50,7 @@ class Bench:
 
     def __init__(self, model: Path, quantization: str = "auto") -> None:
         loaded = load_model(model, "cpu", "float32", quantization=quantization).model
-        defaults = WorkerConfig(model=str(model), secret="not used in one process")
+        defaults = StepSettings()  # of a worker
         config = EngineConfig(
             max_batch_tokens=defaults.max_batch_tokens,
             max_running=defaults.max_running,

@@ -17,7 +17,7 @@ from paceline.kv_transfer.tiers.config import host_bytes, load_tiers
 from paceline.models.architectures import MOCK, architecture_of
 from paceline.models.weight_files import num_resident_bytes, weight_files
 from paceline.router.config import RouterConfig
-from paceline.worker.config import WorkerConfig
+from paceline.worker.config import ComputeSettings, WorkerConfig
 
 _ANY_SECRET = "not the deployment's"  # of the right length; nothing starts with it
 _ROUNDED_BYTES = {"int8": 1.0, "int4": 0.5}  # of a weight, at least
@@ -33,9 +33,9 @@ def check(spec: ClusterSpec, environ: Mapping[str, str], own: frozenset[str]) ->
     roles = [role for role, count in counts.items() for _ in range(count)]
     workers = [_config(role, WorkerConfig, {"model": model}, spec, environ, own) for role in roles]
     files = _weight_files(model)
-    for device in {worker.device for worker in workers} - {"cpu"}:
+    for device in {worker.compute.device for worker in workers} - {"cpu"}:
         _check_device(device)
-    _check_memory([worker for worker in workers if worker.device == "cpu"], files)
+    _check_memory([worker for worker in workers if worker.compute.device == "cpu"], files)
 
 
 def _config(
@@ -76,7 +76,7 @@ def _check_memory(workers: list[WorkerConfig], files: list[Path]) -> None:
     """Each worker has a pool, tiers and weights of its own."""
     tiers = sum(host_bytes(load_tiers(worker.tiers)) for worker in workers)
     needed = tiers + sum(
-        (worker.pool_mib << 20) + num_resident_bytes(files, _element_bytes(worker))
+        worker.compute.pool_bytes + num_resident_bytes(files, _element_bytes(worker.compute))
         for worker in workers
     )
     available = available_bytes()
@@ -86,9 +86,9 @@ def _check_memory(workers: list[WorkerConfig], files: list[Path]) -> None:
             f" {needed >> 20} MiB,"
             f" {available >> 20} MiB are available"
         )
-        raise ConfigError("pool_mib", max(worker.pool_mib for worker in workers), reason)
+        raise ConfigError("pool_mib", max(worker.compute.pool_mib for worker in workers), reason)
 
 
-def _element_bytes(worker: WorkerConfig) -> float:
-    dtype = "float32" if worker.dtype == "auto" else worker.dtype
-    return _ROUNDED_BYTES.get(worker.quantization, float(ELEMENT_BYTES[dtype]))
+def _element_bytes(compute: ComputeSettings) -> float:
+    dtype = "float32" if compute.dtype == "auto" else compute.dtype
+    return _ROUNDED_BYTES.get(compute.quantization, float(ELEMENT_BYTES[dtype]))

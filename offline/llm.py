@@ -42,7 +42,7 @@ from paceline.models.loader import LoadedModel
 from paceline.offline.local_router import LocalRouter
 from paceline.v1.control_pb2 import ModelInfo
 from paceline.v1.generate_pb2 import EmbedRequest, EmbedResponse, GenerateRequest
-from paceline.worker.config import WorkerConfig
+from paceline.worker.config import ComputeSettings, StepSettings, WorkerConfig
 from paceline.worker.rank_main import make_engine
 from paceline.worker.rank_process import rank_config
 
@@ -78,13 +78,14 @@ class LLM:
         worker = WorkerConfig(
             model=str(model),
             secret=secrets.token_hex(32),
-            device=device,
-            dtype=dtype,
-            quantization=quantization,
-            pool_mib=pool_mib,
-            max_batch_tokens=max_batch_tokens,
-            max_running=max_running,
-            num_threads=num_threads,
+            compute=ComputeSettings(
+                device=device,
+                dtype=dtype,
+                quantization=quantization,
+                pool_mib=pool_mib,
+                num_threads=num_threads,
+            ),
+            steps=StepSettings(max_batch_tokens=max_batch_tokens, max_running=max_running),
         )
         gateway = GatewayConfig(model=Path(model), secret=worker.secret)
         engine, loaded = _load(worker)

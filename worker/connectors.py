@@ -134,7 +134,7 @@ def make_connectors(config: WorkerConfig, rank: RankProcess) -> Connectors:
     """Starts the sources, unless the rank has. Raises ConfigError for a transport that cannot be
     had."""
     ready, pool = rank.ready, rank.local_pool()
-    names = registry.names_of(config.transports, on_device=pool is None, tls=config.tls)
+    names = registry.names_of(config.links.transports, on_device=pool is None, tls=config.tls)
     if pool is not None:
         settings = TransportSettings(
             incarnation=rank.incarnation,

@@ -69,7 +69,7 @@ class Front:
         self.probe_port = 0
         self._reason = "the model is being loaded"
         self._draining = False
-        self._record = RedisRecord(config.redis_url, config.beat_s)
+        self._record = RedisRecord(config.redis_url, config.timers.beat_s)
         self._server = make_server(config.secret.encode(), tls=config.tls)
         self._health = health_aio.HealthServicer()
         self._probes = ProbeServer(

@@ -22,27 +22,28 @@ class Housekeeping:
 
     def __init__(self, session: "Session") -> None:
         self._session = session
+        self._timers = session.config.timers
         self._settled_output = -1  # after which all was let go and all pages were looked at
 
     async def run(self) -> None:
         """Every second: says that we live, and looks who else does."""
-        session = self._session
+        session, timers = self._session, self._timers
         while True:
             started = time.monotonic()
             session.send(Ping())
             session.watch.beat()
-            if session.watch.quiet_s > 2 * session.config.stall_s:
+            if session.watch.quiet_s > 2 * timers.stall_s:
                 session.lose("the rank process does not answer")
             self._sweep()
-            await asyncio.sleep(session.config.beat_s)
-            if time.monotonic() - started > session.config.silence_s:
+            await asyncio.sleep(timers.beat_s)
+            if time.monotonic() - started > timers.silence_s:
                 self._wake_up()
 
     def _sweep(self) -> None:
         session = self._session
         load = session.load_now()
         links = link_figures(session.peers.connected(), len(session.info.most_pages))
-        oldest = time.monotonic() - session.config.silence_s
+        oldest = time.monotonic() - self._timers.silence_s
         for stream in list(session.streams):
             if stream.last_heard < oldest:
                 session.end_stream(stream, Unavailable("the router is silent"))

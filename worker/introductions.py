@@ -48,8 +48,8 @@ class Introductions:
                 async with self._client() as client:
                     while True:
                         await self._round(client)
-                        await asyncio.sleep(PERIOD_BEATS * self._config.beat_s)
-            await asyncio.sleep(PERIOD_BEATS * self._config.beat_s)
+                        await asyncio.sleep(PERIOD_BEATS * self._config.timers.beat_s)
+            await asyncio.sleep(PERIOD_BEATS * self._config.timers.beat_s)
 
     def _client(self) -> Any:  # typed for str answers, these are bytes
         return redis.asyncio.from_url(

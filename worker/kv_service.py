@@ -95,7 +95,7 @@ class KvTransferServicer(kv_pb2_grpc.KvTransferServiceServicer):
         """Adopt and Prefill are sent at the same time: a reader may come first."""
         self._check(session, ticket)
         left_s = ticket.expires_unix_ms / 1000 - time.time()
-        timeout_s = min(left_s, session.config.silence_s)
+        timeout_s = min(left_s, session.config.timers.silence_s)
         return await session.handoffs.wait_for(key_of(ticket), timeout_s)
 
     def _is_good(self, session: Session, ticket: common_pb2.Ticket) -> bool:

@@ -31,8 +31,8 @@ class LeaseBeats:
         self._channel = connect_blocking(endpoint, config.tls)
         self._reader = reader
         self._secret = config.secret.encode()
-        self._beat_s = config.beat_s
-        self._silence_s = config.silence_s
+        self._beat_s = config.timers.beat_s
+        self._silence_s = config.timers.silence_s
         self._held: set[str] = set()
         self._lost: set[str] = set()
         self._lock = threading.Lock()

@@ -206,15 +206,15 @@ class PeerDirectory:
     def sweep(self) -> None:
         """Forgets peers that have been gone for long; looks at the canaries of others again. One
         that is silent would hold up those who come new for seconds: canaries come one by one."""
-        period_s = CANARY_BEATS * self._config.beat_s
-        limit_s = FORGET_AFTER * self._config.silence_s
+        period_s = CANARY_BEATS * self._config.timers.beat_s
+        limit_s = FORGET_AFTER * self._config.timers.silence_s
         for peer in self.connected():
             if peer.beats.unanswered_s > limit_s:
                 self.forget(peer)
                 continue
             if peer.calls.are_outdated:
                 self._in_background(peer.calls.renew())
-            is_silent = peer.beats.unanswered_s > self._config.silence_s
+            is_silent = peer.beats.unanswered_s > self._config.timers.silence_s
             if peer.compared < time.monotonic() - period_s and not is_silent:
                 peer.compared = time.monotonic()
                 self._in_background(self._admit_again(peer))

@@ -176,27 +176,27 @@ def start(target: Callable[..., None], *args: object) -> None:
 
 def make_engine(config: RankConfig) -> tuple[Engine, LoadedModel, RankPool]:
     """Raises ConfigError for a model or a setting that cannot work."""
+    compute, device = config.compute, config.compute.device
     # torch counts cores, not their threads, and knows OMP_NUM_THREADS, but no quota.
-    torch.set_num_threads(config.num_threads or min(torch.get_num_threads(), usable_cores()))
-    dtype = config.dtype
+    torch.set_num_threads(compute.num_threads or min(torch.get_num_threads(), usable_cores()))
+    dtype = compute.dtype
     if dtype == "auto":
-        dtype = "float32" if config.device == "cpu" else "bfloat16"
-    check_device(config.device)
-    use_compute_stream(torch.device(config.device))
+        dtype = "float32" if device == "cpu" else "bfloat16"
+    check_device(device)
+    use_compute_stream(torch.device(device))
     advice = "set quantization to int8 or int4, or take a device with more"
-    with room_for("the weights", "device", config.device, config.device, advice):
+    with room_for("the weights", "device", device, device, advice):
         loaded = load_model(
             Path(config.model),
-            config.device,
+            device,
             dtype,
-            kernels=LEVELS[config.level].kernels,
-            quantization=config.quantization,
+            kernels=LEVELS[compute.level].kernels,
+            quantization=compute.quantization,
         )
     give_back_freed_memory()
-    pool = make_pool(loaded.model, config.pool_fd, config.pool_bytes, config.device)
-    pool_mib = config.pool_bytes >> 20
-    advice = f"set pool_mib to {pool_mib * 3 // 4}, or max_batch_tokens lower"
-    with room_for("steps", "pool_mib", pool_mib, config.device, advice):
+    pool = make_pool(loaded.model, config.pool_fd, compute.pool_bytes, device)
+    advice = f"set pool_mib to {compute.pool_mib * 3 // 4}, or max_batch_tokens lower"
+    with room_for("steps", "pool_mib", compute.pool_mib, device, advice):
         engine = Engine(loaded.model, engine_config(config), pool.tensors, pool.memory, pool.canary)
         engine.warm_up(WarmUpLog())
         pool.canary.compute(loaded.model)
@@ -205,13 +205,13 @@ def make_engine(config: RankConfig) -> tuple[Engine, LoadedModel, RankPool]:
 
 
 def engine_config(config: RankConfig) -> EngineConfig:
-    level = LEVELS[config.level]
+    steps, level = config.steps, LEVELS[config.compute.level]
     return EngineConfig(
-        max_batch_tokens=config.max_batch_tokens,
-        max_running=config.max_running,
-        output_window_tokens=config.output_window_tokens,
-        step_time_ms=config.step_time_ms,
-        itl_target_ms=config.itl_target_ms,
+        max_batch_tokens=steps.max_batch_tokens,
+        max_running=steps.max_running,
+        output_window_tokens=steps.output_window_tokens,
+        step_time_ms=steps.step_time_ms,
+        itl_target_ms=steps.itl_target_ms,
         max_waiting=config.max_waiting,
         max_pinned_share=config.max_pinned_share,
         cuda_graphs=level.cuda_graphs,
@@ -248,7 +248,7 @@ def make_turns(config: RankConfig, engine: Engine, links: RankLinks | None) -> D
     def is_shared() -> bool:
         return links is not None and links.has_neighbours
 
-    turns = DeviceTurns(is_shared, engine.awaits_kv, config.itl_target_ms / 1000)
+    turns = DeviceTurns(is_shared, engine.awaits_kv, config.steps.itl_target_ms / 1000)
     engine.gives_way = turns.gives_way
     return turns
 

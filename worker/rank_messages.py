@@ -9,6 +9,7 @@ import msgspec
 from paceline.core.errors import ErrorCode
 from paceline.core.kv_layout import HeadRange, PageGroup
 from paceline.engine.messages import Command
+from paceline.worker.config import ComputeSettings, StepSettings
 
 READY = b"ready"
 FAILED = b"failed"
@@ -20,20 +21,11 @@ class RankConfig(msgspec.Struct, frozen=True):
     """All that a rank process needs; arrives on its standard input."""
 
     model: str
-    device: str
-    dtype: str
-    quantization: str
-    level: str
+    compute: ComputeSettings
+    steps: StepSettings
     incarnation: str
     transports: tuple[str, ...]  # that the rank itself serves: empty for a pool in host memory
     pool_fd: int
-    pool_bytes: int
-    max_batch_tokens: int
-    max_running: int
-    output_window_tokens: int
-    step_time_ms: float
-    itl_target_ms: float
-    num_threads: int
     max_waiting: int
     max_pinned_share: float
     command_address: str

@@ -129,27 +129,18 @@ def rank_config(
     config: WorkerConfig, fd: int, incarnation: str, addresses: tuple[str, str, str]
 ) -> RankConfig:
     """`addresses`: where commands come from, steps go to, and the pool is asked."""
-    on_device = config.device != "cpu"
-    names = registry.names_of(config.transports, on_device=on_device, tls=config.tls)
+    on_device = config.compute.device != "cpu"
+    names = registry.names_of(config.links.transports, on_device=on_device, tls=config.tls)
     command_address, step_address, pool_address = addresses
     return RankConfig(
         model=config.model,
-        device=config.device,
-        dtype=config.dtype,
-        quantization=config.quantization,
-        level=config.level,
+        compute=config.compute,
+        steps=config.steps,
         incarnation=incarnation,
         transports=tuple(names) if on_device else (),
         pool_fd=fd,
-        pool_bytes=config.pool_mib << 20,
-        max_batch_tokens=config.max_batch_tokens,
-        max_running=config.max_running,
-        output_window_tokens=config.output_window_tokens,
-        step_time_ms=config.step_time_ms,
-        itl_target_ms=config.itl_target_ms,
-        num_threads=config.num_threads,
         max_waiting=config.max_slots,
-        max_pinned_share=config.max_pinned_share,
+        max_pinned_share=config.links.max_pinned_share,
         command_address=command_address,
         step_address=step_address,
         pool_address=pool_address,

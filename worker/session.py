@@ -74,12 +74,13 @@ class Session:
         self.draining = False
         self.step = 0
         num_pages = rank.ready.num_pages
+        links, timers = config.links, config.timers
         self.load = messages.Load(0, 0, 0, num_pages, num_pages, 0)
         self.slots = SlotTable(config.max_slots)
         self.streams: set[RouterStream] = set()
-        self.leases = LeaseTable(int(num_pages * config.max_pinned_share), config.silence_s)
+        self.leases = LeaseTable(int(num_pages * links.max_pinned_share), timers.silence_s)
         self.handoffs = HandoffTable()
-        canary, floor = rank.ready.canary, config.link_floor_mb_s * 1e6
+        canary, floor = rank.ready.canary, links.link_floor_mb_s * 1e6
         checks = LinkChecks(canary, rank.link.call, floor)
         self.peers = PeerDirectory(config, info, connectors, checks, rank.ready.content_parts)
         self.pull_threads = PullThreads(config.pull_threads)
@@ -88,8 +89,8 @@ class Session:
         self.prefix_offers = PrefixOffers(self)
         self.tiering = None if tiers is None else Tiering(self, tiers, rank.local_pool())
         self._events = StepEvents(self)
-        on_cpu = config.device == "cpu"
-        self.watch = RankWatch(config.beat_s, rank.process.pid, on_cpu=on_cpu)
+        on_cpu = config.compute.device == "cpu"
+        self.watch = RankWatch(timers.beat_s, rank.process.pid, on_cpu=on_cpu)
         self.num_outputs = 0  # of the rank, so far
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._background: set[asyncio.Task[object]] = set()
@@ -113,7 +114,7 @@ class Session:
 
     @property
     def is_stalled(self) -> bool:
-        return self.watch.quiet_s > self.config.stall_s
+        return self.watch.quiet_s > self.config.timers.stall_s
 
     # --- slots ---
 

@@ -11,7 +11,7 @@ from paceline.core.errors import PeerGone
 from paceline.rpc import records
 from paceline.v1 import worker_pb2
 from paceline.worker import introductions
-from paceline.worker.config import WorkerConfig
+from paceline.worker.config import Timers, WorkerConfig
 from paceline.worker.introductions import Introductions
 from tests.support.redis_server import RedisServer
 from tests.support.redis_server import redis_server as running_redis
@@ -65,7 +65,9 @@ def store(server: RedisServer) -> "Iterator[redis.Redis]":
 
 @asynccontextmanager
 async def meeting(server: RedisServer, peers: Peers) -> AsyncIterator[None]:
-    config = WorkerConfig(secret=SECRET, model="/", redis_url=server.url, beat_s=0.05)
+    config = WorkerConfig(
+        secret=SECRET, model="/", redis_url=server.url, timers=Timers(beat_s=0.05)
+    )
     made = Introductions(config, info("me"), peers)  # type: ignore[arg-type]
     task = asyncio.create_task(made.run())
     try:

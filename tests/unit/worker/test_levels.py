@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paceline.core.errors import ConfigError
-from paceline.worker.config import WorkerConfig
+from paceline.worker.config import ComputeSettings, WorkerConfig
 from paceline.worker.device_room import room_for
 from paceline.worker.levels import LEVELS
 from paceline.worker.rank_main import engine_config
@@ -25,14 +25,16 @@ from paceline.worker.rank_process import rank_config
 def test_each_level_prepares_more(
     tmp_path: Path, level: str, kernels: str, cuda_graphs: bool, overlap: bool | None
 ) -> None:
-    worker = WorkerConfig(model=str(tmp_path), secret="s" * 16, level=level)
+    worker = WorkerConfig(
+        model=str(tmp_path), secret="s" * 16, compute=ComputeSettings(level=level)
+    )
     config = engine_config(rank_config(worker, -1, "i", ("a", "b", "c")))
     assert LEVELS[level].kernels == kernels
     assert (config.cuda_graphs, config.overlap) == (cuda_graphs, overlap)
 
 
-def test_the_default_prepares_all(tmp_path: Path) -> None:
-    assert WorkerConfig(model=str(tmp_path), secret="s" * 16).level == max(LEVELS)
+def test_the_default_prepares_all() -> None:
+    assert ComputeSettings().level == max(LEVELS)
 
 
 def test_a_want_of_memory_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:

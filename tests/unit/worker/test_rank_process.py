@@ -13,13 +13,14 @@ import torch
 from paceline.cli.roles import python_path
 from paceline.core.errors import ConfigError, EngineFailure
 from paceline.worker import rank_process
-from paceline.worker.config import WorkerConfig
+from paceline.worker.config import ComputeSettings, WorkerConfig
 from paceline.worker.rank_process import launch
 from tests.support.mock_model import write_mock_model
 
 
 async def refusal(model: Path, run_dir: Path, device: str = "cpu") -> ConfigError:
-    config = WorkerConfig(model=str(model), secret="s" * 16, run_dir=str(run_dir), device=device)
+    compute = ComputeSettings(device)
+    config = WorkerConfig(model=str(model), secret="s" * 16, run_dir=str(run_dir), compute=compute)
     with pytest.raises(ConfigError) as refused:
         await launch(config)
     return refused.value
@@ -53,7 +54,7 @@ async def test_what_a_worker_needs_is_named_where_it_is_missing(
 def test_a_rank_that_still_loads_ends_with_its_front(tmp_path: Path) -> None:
     model = write_mock_model(tmp_path / "mock")
     code = (
-        "import asyncio; from paceline.worker.config import WorkerConfig; "
+        "import asyncio; from paceline.worker.config import ComputeSettings, WorkerConfig; "
         "from paceline.worker.rank_process import launch; "
         f"asyncio.run(launch(WorkerConfig(model={str(model)!r}, secret='s' * 16)))"
     )

@@ -20,7 +20,7 @@ from paceline.kernels.pages import sum_pages
 from paceline.kv_transfer.tiers.base import Nobody, PageName, Tier
 from paceline.kv_transfer.tiers.host import HostTier
 from paceline.kv_transfer.tiers.stack import TierStack
-from paceline.worker.config import WorkerConfig
+from paceline.worker.config import ComputeSettings, WorkerConfig
 from paceline.worker.session import Session
 from paceline.worker.tiering import NUM_FILL_THREADS, Tiering
 from tests.contract.pools import SMALL, make_pool
@@ -301,4 +301,6 @@ def test_a_pool_on_a_device_is_refused_before(tmp_path: Path) -> None:
     listed = tmp_path / "tiers.yaml"
     listed.write_text("- {kind: host, capacity_mib: 1}")
     with pytest.raises(ConfigError, match="a pool on a device has no tiers yet"):
-        WorkerConfig(model=str(tmp_path), secret="s" * 16, device="cuda", tiers=listed)
+        WorkerConfig(
+            model=str(tmp_path), secret="s" * 16, compute=ComputeSettings("cuda"), tiers=listed
+        )
