@@ -48,7 +48,9 @@ phases() { # of what pip says, a line for each
         case $line in
             Collecting*) next='Finding and fetching packages' ;;
             Building*) next='Building what has no wheel, and paceline itself' ;;
-            Installing\ collected*) next='Unpacking packages' ;;
+            Installing\ collected*) # `Installing collected packages: torch, rich, paceline`
+                local names=${line//[^,]/}
+                next="Unpacking $((${#names} + 1)) packages" ;;
             Downloading*[0-9]\ [GM]B*) # `Downloading torch-….whl (190.1 MB)`
                 echo "  $line" && continue ;;
             *) continue ;;
@@ -58,10 +60,23 @@ phases() { # of what pip says, a line for each
     done
 }
 
-errors() { # of what pip says; its warnings are about where it looks
+errors() { # of what pip says; its warnings are about where it looks, or that nobody answers there
     local line
     while IFS= read -r line; do
-        [[ $line == WARNING:* ]] || echo "$line"
+        [[ $line == WARNING:* && $line != WARNING:\ Retrying* ]] || echo "$line"
+    done
+}
+
+count_unpacked() { # pip is silent meanwhile: a line when there are more, until this script ends
+    local record now last=0
+    while kill -0 $$ 2>/dev/null; do
+        now=0
+        for record in .venv/lib/python*/site-packages/*.dist-info/RECORD; do # written last
+            [ .venv/.began -nt "$record" ] || now=$((now + 1))
+        done
+        [ $now = $last ] || echo "  $now unpacked"
+        last=$now
+        sleep 2 >/dev/null 2>&1
     done
 }
 
@@ -75,6 +90,9 @@ install_by_phases() {
     { install "$1" 2>&1 >&3 3>&- | errors >&2 3>&-; } 3>&1 | phases
 }
 
+touch .venv/.began
+count_unpacked &
+trap "kill $!" EXIT
 { if [ $progress = on ]; then install "$1"; else install_by_phases "$1"; fi; } || {
     # Below 1 GiB the disk is the likely reason; pip says its own above.
     free_kib=$(df --output=avail . | tail -1 | tr -d ' ')

@@ -1,5 +1,6 @@
 """Scripts of the Makefile, copied into a small checkout of their own."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,7 @@ def checkout(tmp_path: Path) -> Path:
     (tmp_path / "core").mkdir()
     (tmp_path / "core" / "__init__.py").touch()
     (tmp_path / "bin").mkdir()
-    for tool in ("bash", "env", "dirname", "df", "tail", "tr", "rm"):
+    for tool in ("bash", "env", "dirname", "df", "tail", "tr", "rm", "sleep", "touch"):
         found = shutil.which(tool)
         assert found is not None
         (tmp_path / "bin" / tool).symlink_to(found)
@@ -97,8 +98,39 @@ def test_each_phase_of_an_installation_is_a_line(checkout: Path) -> None:
         "Finding and fetching packages …",
         "  Downloading torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl (190.1 MB)",
         "Building what has no wheel, and paceline itself …",
-        "Unpacking packages …",
+        "Unpacking 3 packages …",
     ]
+
+
+def test_an_installation_tells_how_many_packages_are_unpacked(checkout: Path) -> None:
+    """pip tells nothing of it, for a minute. Those that were there before do not count."""
+    (checkout / "bin" / "mkdir").symlink_to(shutil.which("mkdir") or "")
+    packages = checkout / ".venv" / "lib" / "python3.11" / "site-packages"
+    write = f"mkdir -p {packages}/$name.dist-info; echo >{packages}/$name.dist-info/RECORD"
+    wait = f"while [ ! -e {checkout}/seen ]; do sleep 0.05; done"
+    add_venv(checkout, f"for name in torch rich; do {write}; done; {wait}")
+    (packages / "numpy.dist-info").mkdir(parents=True)
+    (packages / "numpy.dist-info" / "RECORD").touch()
+    os.utime(packages / "numpy.dist-info" / "RECORD", (0, 0))
+    with subprocess.Popen(
+        [checkout / "scripts" / "install.sh", "demo"],
+        env={"PATH": str(checkout / "bin")},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as script:
+        assert script.stdout is not None
+        assert next(script.stdout) == "Installing paceline[demo] into .venv\n"
+        assert "  2 unpacked\n" in iter(script.stdout.readline, "  3 unpacked\n")
+        (checkout / "seen").touch()
+        assert script.stdout.read() == ""
+    assert script.returncode == 0
+
+
+def test_an_index_that_does_not_answer_is_spoken_of(checkout: Path) -> None:
+    retry = "WARNING: Retrying (Retry(total=4)) after connection broken: /simple/torch/"
+    add_venv(checkout, f"echo '{retry}' >&2; echo 'WARNING: an index is not secure' >&2")
+    done = install(checkout)
+    assert (done.returncode, done.stderr) == (0, f"{retry}\n")
 
 
 def test_an_installation_that_fails_says_how_much_room_there_is(checkout: Path) -> None:
