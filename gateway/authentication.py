@@ -6,6 +6,7 @@ a log line and a metric say so.
 
 import asyncio
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
@@ -21,6 +22,7 @@ _SCHEME = b"bearer "
 logger = structlog.stdlib.get_logger("paceline.gateway")
 
 _State = tuple[int, int, int]  # of a file: inode, size, time of its last change
+_UNREAD: _State = (-1, -1, -1)  # of no file
 
 
 class Authentication:
@@ -34,10 +36,11 @@ class Authentication:
         self._is_valid = is_valid
         self._usages = usages
         self._task: asyncio.Task[None] | None = None
+        self._is_asked = asyncio.Event()
         self._complaint = ""  # that was logged last, since the last good file
         self._default = default_tenant(secret)
         is_open = path == Path()
-        self._state = None if is_open else _state_of(path)
+        self._state: _State | None = None if is_open else _state_of(path)
         self._table = None if is_open else self._read(None)
         is_valid.set(1)
 
@@ -49,6 +52,12 @@ class Authentication:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+
+    def read_again(self) -> None:
+        """Soon, also where nothing seems to have changed; the log tells what came of it."""
+        if self._task is None:
+            logger.info("no key file to read")
+        self._is_asked.set()
 
     def tenant_of(self, authorization: bytes | None) -> Tenant:
         """`authorization`: "Bearer" and the key. Raises InvalidApiKey."""
@@ -62,7 +71,11 @@ class Authentication:
 
     async def _follow(self) -> None:
         while True:
-            await asyncio.sleep(POLL_S)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._is_asked.wait(), POLL_S)
+            if self._is_asked.is_set():
+                self._is_asked.clear()
+                self._state, self._complaint = _UNREAD, ""
             try:
                 await self._read_if_changed()
             except Exception as error:  # if this ended here, revoked keys would stay valid for ever

@@ -150,7 +150,8 @@ def _operator_server(serving: Serving, config: GatewayConfig, number: int) -> Pr
 
 
 def run(config: GatewayConfig, place: Place = ALONE) -> int:
-    """Blocks until SIGTERM or SIGINT, drains, returns 0. Raises ConfigError."""
+    """Blocks until SIGTERM or SIGINT, drains, returns 0; SIGHUP has the key file read again. Raises
+    ConfigError."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its own pool would mix short and long texts
     _allow_many_files()
@@ -167,6 +168,7 @@ async def _serve(config: GatewayConfig, place: Place) -> int:
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_number, asked_to_stop.set)
     server = GatewayServer(config, place)
+    loop.add_signal_handler(signal.SIGHUP, server.serving.authentication.read_again)
     await server.start()
     gc.freeze()  # what start-up made stays: no need to look at it again
     ports = {"port": server.port, "grpc_port": server.grpc_port}

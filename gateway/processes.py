@@ -4,8 +4,8 @@
     process    a whole gateway that listens on both: the kernel spreads connections over them
 
 One that ends is started again, with back-off, while the others go on; one whose event loop stands
-still for `stall_s` is ended. SIGTERM or SIGINT drains all
-at once. None outlives its parent.
+still for `stall_s` is ended. SIGTERM or SIGINT drains all at once, SIGHUP has all read the key file
+again. None outlives its parent.
 """
 
 import asyncio
@@ -64,6 +64,7 @@ class Processes:
         self._usages = SharedUsages(self._usage_fd, 0)
         self._live: dict[int, asyncio.subprocess.Process] = {}  # by number
         self._listened: set[int] = set()  # at some time
+        self._listening: set[int] = set()  # of the live ones
         self._stopping = asyncio.Event()
         self._all_clean = True
 
@@ -71,6 +72,7 @@ class Processes:
         loop = asyncio.get_running_loop()
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signal_number, self._stopping.set)
+        loop.add_signal_handler(signal.SIGHUP, self._read_again)
         keepers = [loop.create_task(self._keep(i)) for i in range(self._config.processes)]
         asked = loop.create_task(self._stopping.wait())
         try:
@@ -115,6 +117,7 @@ class Processes:
             await self._while_it_beats(number, process)
         code = await process.wait()
         del self._live[number]
+        self._listening.discard(number)
         self._usages.forget_running(number)
         if self._stopping.is_set():
             self._all_clean &= code in (0, -signal.SIGTERM)  # the latter: it was starting
@@ -159,7 +162,14 @@ class Processes:
         logger.error("process stands still", process=number, stall_s=self._config.stall_s)
         process.kill()
 
+    def _read_again(self) -> None:
+        """Those that are starting read the key file anyway, and would die of the signal."""
+        for number in self._listening:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                self._live[number].send_signal(signal.SIGHUP)
+
     def _listens(self, number: int) -> None:
+        self._listening.add(number)
         if number in self._listened:
             logger.info("process started again", process=number)
             return

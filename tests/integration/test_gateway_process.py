@@ -12,6 +12,8 @@ import pytest
 from tests.support.fake_router_service import bytes_reply
 from tests.support.gateway_client import raw_request, request_bytes
 from tests.support.gateway_process import GatewayProcess, gateway_process
+from tests.support.key_file import entry, write
+from tests.support.waits import until
 
 
 @pytest.fixture
@@ -50,6 +52,27 @@ async def test_a_grpc_client_that_never_reacts_does_not_hold_up_its_end(
     gateway.process.send_signal(signal.SIGTERM)
     assert await asyncio.wait_for(gateway.process.wait(), 4) == 0  # of 5 that streams may take
     writer.close()
+
+
+async def test_a_hangup_has_it_read_its_key_file_again(tmp_path: Path) -> None:
+    """Of a file that is the same to the look, and once of one that has become wrong."""
+    keys = write(tmp_path / "keys.toml", entry("acme", ["k" * 32]))
+    async with gateway_process(tmp_path, "--api-keys", str(keys)) as gateway:
+        await gateway.is_ready()
+        gateway.process.send_signal(signal.SIGHUP)
+        await until(lambda: any('"key file read"' in line for line in gateway.log), 10)
+        keys.unlink()
+        await until(lambda: any('"key file is wrong"' in line for line in gateway.log), 10)
+        gateway.process.send_signal(signal.SIGHUP)
+        await until(lambda: sum('"key file is wrong"' in line for line in gateway.log) == 2, 10)
+        assert gateway.process.returncode is None
+
+
+async def test_a_hangup_without_a_key_file_does_nothing(gateway: GatewayProcess) -> None:
+    await gateway.is_ready()
+    gateway.process.send_signal(signal.SIGHUP)
+    await until(lambda: any('"no key file to read"' in line for line in gateway.log), 10)
+    assert (await raw_request(gateway.port, chat_request()))[0] == 200
 
 
 async def test_it_never_loads_torch_or_transformers(gateway: GatewayProcess) -> None:

@@ -36,6 +36,7 @@ NUM_PROCESSES = 3
 SEVERAL = ("--processes", str(NUM_PROCESSES), "--probe-port", "0", "--drain-timeout-s", "5")
 GATEWAYS = ("gateway", "gateway-1")  # processes of one
 NUM_CONNECTIONS = 60  # that one of three gets none: 1 in 10^10
+KEY = "k" * 32
 HEADERS = ("content-type: application/json", "connection: close")
 
 
@@ -185,6 +186,24 @@ async def test_one_that_stands_still_is_ended_and_started_again(tmp_path: Path) 
         assert [one["process"] for one in events(gateway, "process ended")] == [told["process"]]
         for _ in range(NUM_CONNECTIONS):
             assert await complete(gateway) == 200
+
+
+async def test_a_hangup_has_all_read_their_key_file_again(tmp_path: Path) -> None:
+    """None dies of it, not even one that is starting again meanwhile."""
+    keys = write(tmp_path / "keys.toml", entry("acme", [KEY]))
+    async with gateway_process(tmp_path, *SEVERAL, "--api-keys", str(keys)) as gateway:
+        await all_listen(gateway)
+        gateway.process.send_signal(signal.SIGHUP)
+        await until(lambda: len(events(gateway, "key file read")) == NUM_PROCESSES, 10)
+        told = {one["process"] for one in events(gateway, "key file read")}
+        assert told == set(range(NUM_PROCESSES))
+        psutil.Process(gateway.process.pid).children()[0].kill()
+        await until(lambda: bool(events(gateway, "process ended")), 10)
+        while not events(gateway, "process started again"):
+            gateway.process.send_signal(signal.SIGHUP)
+            await asyncio.sleep(0.05)
+        assert len(events(gateway, "process ended")) == 1
+        assert await complete(gateway, key=KEY) == 200
 
 
 async def test_one_that_stands_still_while_it_starts_is_ended(
