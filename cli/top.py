@@ -14,6 +14,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
+from paceline.cli.top_table import ProcessTable, Row, empty_table
 from paceline.core import metrics as names
 from paceline.core.config import setting
 from paceline.core.errors import ConfigError
@@ -177,41 +178,45 @@ WORKER: tuple[Column, ...] = (
 
 
 def picture(processes: list[Process]) -> Group:
-    tables = [
+    tables: list[ProcessTable | Table] = [
         table("gateways", GATEWAY, [p for p in processes if p.now.service == "gateway"]),
         table("routers", ROUTER, [p for p in processes if p.now.service == "router"]),
         table("workers", WORKER, [p for p in processes if p.now.service in WORKER_SERVICES]),
         links(processes),
-        table("no answer", (), [p for p in processes if not p.now.service]),
+        silent([p for p in processes if not p.now.service]),
     ]
     return Group(*[one for one in tables if one.row_count])
 
 
-def table(title: str, columns: tuple[Column, ...], processes: list[Process]) -> Table:
-    """Headings go down a line at spaces, so that 80 columns hold all; addresses give way first."""
-    made = empty_table(title)
-    made.add_column(no_wrap=True)
-    made.add_column(overflow="ellipsis")
-    for name, _ in columns:
-        made.add_column(name.replace(" ", "\n"), justify="right", no_wrap=True)
-    for process in processes:
-        cells = [show(process) for _, show in columns]
-        made.add_row(process.now.service, urlsplit(process.now.url).netloc, *cells)
-    return made
-
-
-def empty_table(title: str) -> Table:
-    return Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
+def table(title: str, columns: tuple[Column, ...], processes: list[Process]) -> ProcessTable:
+    rows = [
+        Row(
+            process.now.service,
+            urlsplit(process.now.url).netloc,
+            [of(process) for _, of in columns],
+        )
+        for process in processes
+    ]
+    return ProcessTable(title, tuple(name for name, _ in columns), rows)
 
 
 def links(processes: list[Process]) -> Table:
     """Who reads from whom, as fast as the reader estimates."""
     made = empty_table("links")
     for name in ("from", "to", "over"):
-        made.add_column(name)
+        made.add_column(name, overflow="fold")
     made.add_column("GB/s", justify="right")
     for link in speeds(processes):
         made.add_row(*link)
+    return made
+
+
+def silent(processes: list[Process]) -> Table:
+    made = empty_table("no answer")
+    made.show_header = False
+    made.add_column(overflow="fold")
+    for process in processes:
+        made.add_row(urlsplit(process.now.url).netloc)
     return made
 
 

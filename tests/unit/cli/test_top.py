@@ -9,7 +9,17 @@ from prometheus_client import CollectorRegistry
 from rich.console import Console
 
 from paceline.cli import main as cli
-from paceline.cli.top import GATEWAY, ROUTER, WORKER, Look, Process, TopConfig, look, picture
+from paceline.cli.top import (
+    GATEWAY,
+    ROUTER,
+    WORKER,
+    Look,
+    Process,
+    Samples,
+    TopConfig,
+    look,
+    picture,
+)
 from paceline.core import metrics as names
 from paceline.core.errors import ConfigError
 from paceline.gateway.metrics import GatewayMetrics
@@ -55,25 +65,60 @@ async def test_it_shows_each_process_with_its_rates(
     assert text.rstrip().endswith("127.0.0.1:9")
 
 
-def test_eighty_columns_hold_every_heading_and_the_longest_address() -> None:
-    """Numbers are as wide as their headings at least."""
-    url = "http://255.255.255.255:65535"
+LARGE = {
+    names.GATEWAY_RUNNING: 1024,
+    names.PROMPT_TOKENS: 123_456,
+    names.PROMPT_TOKENS_CACHED: 123_456,
+    f"{names.TTFT}_count": 10,
+    f"{names.TTFT}_sum": 12.345,
+    f"{names.INTER_TOKEN_LATENCY}_count": 10,
+    f"{names.INTER_TOKEN_LATENCY}_sum": 1.2345,
+    names.ROUTER_QUEUE_LENGTH: 1024,
+    names.ROUTER_INDEX_KEYS: 1_234_567,
+    names.VLLM_KV_USAGE: 1,
+    names.VLLM_WAITING: 1024,
+    names.WORKER_GENERATED: 25_690,
+    names.TRANSFER_BYTES: 181_000_000_000,
+}
 
+
+def drawn(width: int, address: str, figures: dict[str, float]) -> str:
     def process(service: str) -> Process:
-        seen = Look(url, 1.0, {names.SERVICE_INFO: [({"service": service}, 1.0)]})
-        return Process(seen, seen)
+        info: Samples = {names.SERVICE_INFO: [({"service": service}, 1.0)]}
+        now = {name: [({}, float(value))] for name, value in figures.items()}
+        before = {name: [({}, 0.0)] for name in figures}
+        url = f"http://{address}"
+        return Process(Look(url, 1.0, info | now), Look(url, 0.0, info | before))
 
+    silent = Look("http://127.0.0.1:9", 1.0, {})
     processes = [process(service) for service in ("gateway", "router", "prefill", "decode")]
-    console = Console(width=80, file=io.StringIO())
-    console.print(picture(processes))
+    console = Console(width=width, file=io.StringIO())
+    console.print(picture([*processes, Process(silent, silent)]))
     assert isinstance(console.file, io.StringIO)
-    text = console.file.getvalue()
-    assert max(map(len, text.splitlines())) <= 80
-    assert "…" not in text and text.count("255.255.255.255:65535") == 4
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("figures", [{}, LARGE], ids=["idle", "large"])
+@pytest.mark.parametrize("address", ["255.255.255.255:65535", "decode-0.workers.prod.svc:8002"])
+@pytest.mark.parametrize("width", [80, 60])
+def test_narrow_terminals_hold_every_heading_address_and_figure(
+    width: int, address: str, figures: dict[str, float]
+) -> None:
+    text = drawn(width, address, figures)
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text and text.count(address) == 4
     words = set(text.split())
     for columns in (GATEWAY, ROUTER, WORKER):
         for name, _ in columns:
             assert words.issuperset(name.split()), name
+    if figures:
+        assert words >= {"1024", "123456", "1234.5", "123.5", "1234567", "25690", "181000.0"}
+
+
+def test_names_stand_above_their_figures_only_where_both_do_not_fit() -> None:
+    address = "127.0.0.1:65535"
+    assert re.search(rf"^prefill {address} +no ", drawn(80, address, {}), re.MULTILINE)
+    assert re.search(rf"^prefill {address}\n +no ", drawn(60, address, {}), re.MULTILINE)
 
 
 async def test_a_process_that_shows_no_metrics_is_no_answer() -> None:
