@@ -34,7 +34,7 @@ from paceline.engine.pools import allocate_pools, pool_memory
 from paceline.kernels import native
 from paceline.models.loader import load_model
 from paceline.worker.config import StepSettings
-from paceline.worker.rank_process import rank_environment
+from paceline.worker.rank_program import rank_environment
 
 NUM_THREADS = 2
 BATCHES = (1, 8, 32)

@@ -27,7 +27,7 @@ from paceline.engine.messages import Cancel, Emission, RequestSpec, Submit
 from paceline.engine.pools import allocate_pools, pool_memory
 from paceline.models.base import ForwardBatch, Model
 from paceline.models.loader import load_model
-from paceline.worker.rank_process import rank_environment
+from paceline.worker.rank_program import rank_environment
 
 NUM_THREADS = 2
 BATCH = 32

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from paceline.cli.child import Child
 from paceline.core.errors import PacelineError
 
-POLL_S = 0.2
+POLL_S = 0.05
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.5, 30.0
 STEADY_S = 60.0  # a process that lived so long starts again at once
 
@@ -42,9 +42,10 @@ class Keeper:
             for child in list(children.values()):
                 if child.is_running:
                     child.bound_log()
-                elif child.name not in self._due:
+                    continue
+                if child.name not in self._due:
                     self._report(child, restart)
-                elif time.monotonic() >= self._due[child.name]:
+                if time.monotonic() >= self._due[child.name]:
                     self._restart(child)
 
     def _report(self, child: Child, restart: bool) -> None:

@@ -1,10 +1,14 @@
 """`paceline prefill`: runs a prefill worker."""
 
-from paceline.prefill_service.service import SIDE
-from paceline.worker import main
 from paceline.worker.config import WorkerConfig
+from paceline.worker.rank_program import started_ahead
 
 
 def run(config: WorkerConfig) -> int:
     """Blocks until SIGTERM or SIGINT, drains, returns 0. Raises ConfigError."""
-    return main.run(config, SIDE)
+    with started_ahead() as first_rank:
+        # Imported while the rank imports torch.
+        from paceline.prefill_service.service import SIDE
+        from paceline.worker import main
+
+        return main.run(config, SIDE, first_rank)

@@ -73,7 +73,7 @@ class Fleet:
         if link is None:
             self.links[info.worker_id] = WorkerLink(info, self._config, self)
         else:
-            link.point_to(info.endpoint)
+            link.point_to(info.endpoint, info.incarnation)
 
     async def remove(self, worker_id: str) -> None:
         await self.links.pop(worker_id).close()

@@ -1,6 +1,7 @@
 """What workers hold: their events and key sets in Redis, which keep the mirrors."""
 
 import asyncio
+from collections.abc import Callable
 
 from redis.exceptions import RedisError
 
@@ -14,18 +15,28 @@ from paceline.router.mirror import (
     parse_sequence,
 )
 from paceline.router.redis_reader import RedisReader
+from paceline.rpc.redis_schema import Kind
 
 SNAPSHOT_PAUSE_S = 1.0  # between two snapshots of one worker
 STREAM_START = b"0-0"
 
 
 class HeldKeys:
-    """`follow` without end, and now and then look whether something was missed: `check_lag`."""
+    """`follow` without end, and now and then look whether something was missed: `check_lag`.
 
-    def __init__(self, reader: RedisReader, mirrors: MirrorSet, metrics: RouterMetrics) -> None:
+    `on_stranger` is called when a worker begins to tell that no mirror follows."""
+
+    def __init__(
+        self,
+        reader: RedisReader,
+        mirrors: MirrorSet,
+        metrics: RouterMetrics,
+        on_stranger: Callable[[], None],
+    ) -> None:
         self._reader = reader
         self._mirrors = mirrors
         self._metrics = metrics
+        self._on_stranger = on_stranger
         self._position: bytes | None = None
 
     async def follow(self) -> None:
@@ -49,6 +60,8 @@ class HeldKeys:
             event = parse_event(fields)
             if mirror := self._mirrors.find(event):
                 mirror.apply(event)
+            elif event.kind == Kind.CLEARED:
+                self._on_stranger()
         except RefusedRecord as refused:
             self._metrics.refused.labels(str(refused)).inc()
         except Diverged:

@@ -6,6 +6,8 @@ on with what is known and with the workers' own streams.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
 
 import structlog
 from redis.exceptions import RedisError, ResponseError
@@ -17,7 +19,9 @@ from paceline.router.mirror import MirrorSet
 from paceline.router.redis_reader import RedisReader
 from paceline.router.worker_records import WorkerRecords
 
-DISCOVER_S = 1.0
+DISCOVER_S = 1.0  # between two looks at all records, unless a new worker tells of itself
+PAUSE_S = 0.05  # between two looks, whoever tells
+CHECK_LAG_S = 1.0
 BACKOFF_S = (0.1, 0.5)  # first and longest pause after Redis failed
 
 log = structlog.stdlib.get_logger("paceline.router")
@@ -36,18 +40,22 @@ class RedisFollower:
         self._mirrors = mirrors
         self._metrics = metrics
         self._records = WorkerRecords(reader, fleet, mirrors, metrics, secret)
-        self._held_keys = HeldKeys(reader, mirrors, metrics)
+        self._stranger = asyncio.Event()
+        self._held_keys = HeldKeys(reader, mirrors, metrics, self._stranger.set)
         self.is_up = False
         self.looked = asyncio.Event()  # once, at all records
 
     async def run(self) -> None:
         """Until cancelled."""
         await asyncio.gather(
-            self._repeat(self.discover, DISCOVER_S),
-            self._repeat(self._held_keys.follow, 0.0),
+            self._repeat(self.discover, self._until_stranger),
+            self._repeat(self._held_keys.follow, partial(asyncio.sleep, 0)),
+            self._repeat(self._held_keys.check_lag, partial(asyncio.sleep, CHECK_LAG_S)),
         )
 
-    async def _repeat(self, round_: Callable[[], Awaitable[None]], pause_s: float) -> None:
+    async def _repeat(
+        self, round_: Callable[[], Awaitable[None]], rest: Callable[[], Awaitable[None]]
+    ) -> None:
         failure_pause = BACKOFF_S[0]
         while True:
             try:
@@ -62,7 +70,13 @@ class RedisFollower:
             else:
                 self._note_state(True)
                 failure_pause = BACKOFF_S[0]
-                await asyncio.sleep(pause_s)
+                await rest()
+
+    async def _until_stranger(self) -> None:
+        await asyncio.sleep(PAUSE_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DISCOVER_S - PAUSE_S):
+                await self._stranger.wait()
 
     def _note_state(self, up: bool, why: str = "") -> None:
         if up and not self.is_up:
@@ -73,10 +87,10 @@ class RedisFollower:
         self._metrics.redis_up.set(up)
 
     async def discover(self) -> None:
+        self._stranger.clear()
         await self._records.read()
         self.looked.set()
         self._follow_sessions()
-        await self._held_keys.check_lag()
 
     def _follow_sessions(self) -> None:
         """A live stream says which incarnation counts; a record may be older."""

@@ -7,6 +7,7 @@ incarnation. An address is only where to dial.
 import asyncio
 import random
 import re
+from contextlib import suppress
 from typing import Any, Protocol
 
 import grpc
@@ -51,15 +52,17 @@ class WorkerLink:
         self._config = config
         self._secret = config.secret.encode()
         self._owner = owner
+        self._incarnation = info.incarnation
         self._stuck_at: tuple[str, int] | None = None  # incarnation and round
         self.dialled = asyncio.Event()  # it has answered once, or failed to
         self._redial = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name=f"worker-link-{self.worker_id}")
 
-    def point_to(self, endpoint: str) -> None:
-        """Dial there from now on. A live stream is kept: it knows better than a record."""
-        if endpoint != self.endpoint:
-            self.endpoint = endpoint
+    def point_to(self, endpoint: str, incarnation: str) -> None:
+        """Dial there from now on, at once if one of the two is new. A live stream is kept: it knows
+        better than a record."""
+        if (endpoint, incarnation) != (self.endpoint, self._incarnation):
+            self.endpoint, self._incarnation = endpoint, incarnation
             self._redial.set()
 
     async def close(self) -> None:
@@ -72,11 +75,10 @@ class WorkerLink:
             self._redial.clear()
             was_up = await self._attach_once()
             pause = BACKOFF_S[0] if was_up else min(2 * pause, BACKOFF_S[1])
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(pause * random.uniform(0.5, 1.0)):
                     await self._redial.wait()
-            except TimeoutError:
-                pass
+                    pause = BACKOFF_S[0]
 
     async def _attach_once(self) -> bool:
         """Serves one stream until it ends. True if the worker had identified itself."""

@@ -27,6 +27,7 @@ from paceline.worker.introductions import Introductions
 from paceline.worker.kv_service import KvTransferServicer
 from paceline.worker.metrics import WorkerMetrics
 from paceline.worker.rank_process import RankProcess, launch
+from paceline.worker.rank_program import RankProgram
 from paceline.worker.redis_record import RedisRecord
 from paceline.worker.session import Session
 from paceline.worker.worker_tiers import WorkerTiers
@@ -57,9 +58,10 @@ class Side:
 class Front:
     """Call `start`, then `serve_until` a stop is asked for; `drain` and `stop` follow in it."""
 
-    def __init__(self, config: WorkerConfig, side: Side) -> None:
+    def __init__(self, config: WorkerConfig, side: Side, first_rank: RankProgram) -> None:
         self.config = config
         self.side = side
+        self._first_rank = first_rank
         name = config.worker_id or f"{side.name}-{secrets.token_hex(4)}"
         self.worker_id = WorkerId(name)
         self.metrics = WorkerMetrics(config.served_name, side.name)
@@ -94,7 +96,7 @@ class Front:
         self._bind()
         await self._server.start()
         self._tasks.append(asyncio.create_task(self._reflect_health()))
-        rank = await launch(self.config)
+        rank = await launch(self.config, self._first_rank)
         try:
             await self._tiers.open(rank.ready)
         except BaseException:

@@ -4,33 +4,22 @@ import asyncio
 import contextlib
 import os
 import secrets
-import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 import msgspec
 
 from paceline.core.errors import ConfigError, EngineFailure, ErrorCode
 from paceline.core.ids import Incarnation
-from paceline.core.launch import dying_with_us
 from paceline.kv_transfer import registry
 from paceline.kv_transfer.base import LocalPool
-from paceline.kv_transfer.pool_memory import (
-    new_pool_file,
-    open_pool_memory,
-    seal_pool_memory,
-)
+from paceline.kv_transfer.pool_memory import open_pool_memory, seal_pool_memory
 from paceline.worker.config import WorkerConfig
 from paceline.worker.rank_link import RankLink
 from paceline.worker.rank_messages import RankConfig, RankFailed, RankReady
+from paceline.worker.rank_program import RankProgram
 from paceline.worker.rank_reader import LinkCalls
 
-# Two threads on two quiet cores decode SmolLM2-135M as fast as when they spin for ever (26.8 and
-# 26.4 tok/s; never: 15.9). 200 matrix-vector products beside 8 busy processes: 1.1 s, not 3.3.
-SPIN_COUNT = "30000"
 LAST_WORDS_S = 1.0
-_COMMAND = [sys.executable, "-P", "-m", "paceline.worker.rank_main"]
 
 
 @dataclass(slots=True, eq=False)
@@ -39,9 +28,8 @@ class RankProcess:
     on a device the rank copies, when it is asked to by `link_calls`."""
 
     incarnation: Incarnation
-    process: asyncio.subprocess.Process
+    program: RankProgram
     link: RankLink
-    pool_fd: int
     ready: RankReady
     memory: memoryview | None  # None: the pool is on a device
     link_calls: LinkCalls
@@ -51,52 +39,56 @@ class RankProcess:
         if self.memory is None:
             return None
         num_pages = len(self.ready.ranks) * self.ready.num_all_pages
-        return LocalPool(self.memory, self.ready.groups[0], num_pages, self.pool_fd)
+        return LocalPool(self.memory, self.ready.groups[0], num_pages, self.program.pool_fd)
 
     def kill(self) -> None:
-        if self.process.returncode is None:
-            self.process.kill()
+        self.program.kill()
 
     async def stop(self) -> None:
         """Ends the process; calls that are under way fail."""
         self.kill()
-        await self.process.wait()
+        await self.program.wait()
         await self.link.close()
         self.link_calls.close()
 
     async def close(self) -> None:
         """Once it has stopped: frees the pool, at once unless a copy still holds `memory`."""
-        os.close(self.pool_fd)
+        self.program.close_pool()
         if self.memory is not None:
             with contextlib.suppress(BufferError):
                 self.memory.release()  # what still refers to it waits for a garbage collection
 
 
-async def launch(config: WorkerConfig) -> RankProcess:
-    """Starts a rank and waits, for as long as it lives, until it can compute.
+async def launch(config: WorkerConfig, program: RankProgram | None = None) -> RankProcess:
+    """Waits, for as long as `program` lives, until it can compute. None: a new one is started.
 
     Raises ConfigError when the model or a setting is at fault, EngineFailure when it dies or torch
     is not installed.
     """
-    if find_spec("torch") is None:
-        raise EngineFailure("a worker needs torch: pip install 'paceline[engine]'")
-    fd = new_pool_file()
-    link = RankLink(config.run_dir)
-    incarnation = Incarnation(secrets.token_hex(8))
-    process = None
+    program = program or RankProgram()
     try:
-        process = await _spawn(config, fd, link, incarnation)
-        ready = await _await_ready(process, link)
-        memory = await _open_pool(fd)
+        return await _configure(program, config)
     except BaseException:
-        if process is not None and process.returncode is None:
-            process.kill()
-            await process.wait()
+        program.kill()
+        await program.wait()
+        program.discard()
+        raise
+
+
+async def _configure(program: RankProgram, config: WorkerConfig) -> RankProcess:
+    incarnation = Incarnation(secrets.token_hex(8))
+    link = RankLink(config.run_dir)
+    try:
+        addresses = (link.command_address, link.step_address, link.pool_address)
+        message = rank_config(config, program.pool_fd, incarnation, addresses)
+        program.configure(msgspec.msgpack.encode(message))
+        ready = await _await_ready(program, link)
+        memory = await _open_pool(program.pool_fd)
+    except BaseException:
         await link.close()
-        os.close(fd)
         raise
     link.hide()
-    return RankProcess(incarnation, process, link, fd, ready, memory, LinkCalls(link.send))
+    return RankProcess(incarnation, program, link, ready, memory, LinkCalls(link.send))
 
 
 async def _open_pool(fd: int) -> memoryview | None:
@@ -106,23 +98,6 @@ async def _open_pool(fd: int) -> memoryview | None:
     memory = await asyncio.to_thread(open_pool_memory, fd)
     seal_pool_memory(fd)  # both of us have mapped it: from now on others only read
     return memory.view
-
-
-async def _spawn(
-    config: WorkerConfig, fd: int, link: RankLink, incarnation: Incarnation
-) -> asyncio.subprocess.Process:
-    addresses = (link.command_address, link.step_address, link.pool_address)
-    message = rank_config(config, fd, incarnation, addresses)
-    process = await asyncio.create_subprocess_exec(
-        *dying_with_us(_COMMAND),  # from the first moment on, also while torch is imported
-        stdin=asyncio.subprocess.PIPE,
-        pass_fds=(fd,),
-        env=rank_environment(os.environ),
-    )
-    assert process.stdin is not None
-    process.stdin.write(msgspec.msgpack.encode(message))
-    process.stdin.close()
-    return process
 
 
 def rank_config(
@@ -147,16 +122,8 @@ def rank_config(
     )
 
 
-def rank_environment(given: Mapping[str, str]) -> dict[str, str]:
-    """Of a rank: threads that wait for each other spin for a while only, unless it is set."""
-    settings = dict(given)
-    if "OMP_WAIT_POLICY" not in given:
-        settings.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
-    return settings
-
-
-async def _await_ready(process: asyncio.subprocess.Process, link: RankLink) -> RankReady:
-    died = asyncio.create_task(process.wait())
+async def _await_ready(program: RankProgram, link: RankLink) -> RankReady:
+    died = asyncio.create_task(program.wait())
     first = asyncio.create_task(_first_contact(link))
     try:
         await asyncio.wait((died, first), return_when=asyncio.FIRST_COMPLETED)

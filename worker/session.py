@@ -90,7 +90,7 @@ class Session:
         self.tiering = None if tiers is None else Tiering(self, tiers, rank.local_pool())
         self._events = StepEvents(self)
         on_cpu = config.compute.device == "cpu"
-        self.watch = RankWatch(timers.beat_s, rank.process.pid, on_cpu=on_cpu)
+        self.watch = RankWatch(timers.beat_s, rank.program.pid, on_cpu=on_cpu)
         self.num_outputs = 0  # of the rank, so far
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._background: set[asyncio.Task[object]] = set()
@@ -210,7 +210,7 @@ class Session:
 
     async def run(self) -> str:
         """Serves until the rank is lost; returns why."""
-        exited = asyncio.create_task(self.rank.process.wait())
+        exited = asyncio.create_task(self.rank.program.wait())
         loops = (
             asyncio.create_task(self._receive()),
             asyncio.create_task(Housekeeping(self).run()),

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from paceline.core.keys import chain_keys, root_key, tenant_salt
+from paceline.router import redis_follower, worker_link
 from paceline.rpc import records
 from paceline.v1 import worker_pb2
 from paceline.worker.ticket_check import check_ticket
@@ -222,6 +223,25 @@ async def test_llm_d_router_2853_a_restart_voids_what_the_worker_had(store: Redi
         assert metrics.cached_predicted._value.get() == metrics.cached_real._value.get() == 0
         await Publisher(bench, worker).publish("stored", chains[0])
         await until(lambda: num_credited() == 1)
+
+
+async def test_a_worker_that_says_it_begins_is_dialled_at_once(
+    store: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new one, and one that was away for so long that nobody tries often any more."""
+    monkeypatch.setattr(redis_follower, "DISCOVER_S", 3600.0)
+    monkeypatch.setattr(worker_link, "BACKOFF_S", (3600.0, 3600.0))
+    async with router_bench(store) as bench:
+        await until(lambda: bench.router.follower.looked.is_set())
+        worker = await bench.prepare("d0")
+        bench.workers["d0"] = worker
+        for _ in range(2):
+            await bench.register(worker)
+            await Publisher(bench, worker).publish("cleared", [])
+            await bench.up(worker)
+            await worker.die()
+            await until(lambda: not list(bench.router.fleet.sessions()))
+            await worker.start()
 
 
 @asynccontextmanager

@@ -4,12 +4,24 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from paceline.cli import keeper as keeper_module
 from paceline.cli.child import Child
 from paceline.cli.keeper import Keeper
+from tests.support.waits import wait_for
+
+
+class Looks(dict[str, Child]):
+    """Children, and how often they were looked at."""
+
+    num = 0
+
+    def values(self) -> Any:
+        self.num += 1
+        return super().values()
 
 
 class Watched:
@@ -67,6 +79,23 @@ def test_one_that_lived_steadily_starts_again_at_once(
     watched.child.send(signal.SIGKILL)
     watched.wait_for("started again")
     assert "starting it again at once;" in watched.said[0]
+
+
+def test_one_that_starts_at_once_does_not_wait_for_another_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper_module, "STEADY_S", 0.0)
+    monkeypatch.setattr(keeper_module, "POLL_S", 0.02)
+    looks = Looks(some=Watched(tmp_path).child)
+    seen: list[int] = []
+    keeper = Keeper(lambda child: child.start(), lambda name, text: seen.append(looks.num))
+    looks["some"].end(0)
+    keeper.start(looks, restart=True)
+    wait_for(lambda: len(seen) == 2)
+    keeper.stop()
+    looks["some"].end(0)
+    died, started = seen
+    assert died == started
 
 
 def test_without_restart_it_is_reported_once_and_stays_down(watched: Watched) -> None:

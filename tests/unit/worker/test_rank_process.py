@@ -1,6 +1,7 @@
 """A rank that cannot start: its last words reach the front as they are."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,9 +13,10 @@ import torch
 
 from paceline.cli.roles import python_path
 from paceline.core.errors import ConfigError, EngineFailure
-from paceline.worker import rank_process
+from paceline.worker import rank_program
 from paceline.worker.config import ComputeSettings, WorkerConfig
 from paceline.worker.rank_process import launch
+from paceline.worker.rank_program import started_ahead
 from tests.support.mock_model import write_mock_model
 
 
@@ -45,10 +47,32 @@ async def test_a_device_that_is_not_there_is_no_traceback(
 async def test_what_a_worker_needs_is_named_where_it_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rank_process, "find_spec", lambda name: None)
+    monkeypatch.setattr(rank_program, "find_spec", lambda name: None)
     config = WorkerConfig(model=str(write_mock_model(tmp_path)), secret="s" * 16)
     with pytest.raises(EngineFailure, match=r"pip install 'paceline\[engine\]'"):
         await launch(config)
+
+
+async def test_a_rank_that_was_started_ahead_is_the_one_that_serves(tmp_path: Path) -> None:
+    model = str(write_mock_model(tmp_path / "mock"))
+    compute = ComputeSettings(pool_mib=8)
+    config = WorkerConfig(model=model, secret="s" * 16, run_dir=str(tmp_path), compute=compute)
+    with started_ahead() as program:
+        rank = await launch(config, program)
+        assert psutil.Process().children() == [psutil.Process(program.pid)]
+        assert rank.ready.num_pages > 0
+        await rank.stop()
+        await rank.close()
+        assert program.returncode == -signal.SIGKILL
+
+
+async def test_nothing_is_left_of_a_rank_that_was_started_ahead_in_vain(tmp_path: Path) -> None:
+    descriptors = os.listdir("/proc/self/fd")
+    with started_ahead() as program:
+        rank = psutil.Process(program.pid)
+        assert is_alive(rank)
+    assert not rank.is_running()
+    assert os.listdir("/proc/self/fd") == descriptors
 
 
 def test_a_rank_that_still_loads_ends_with_its_front(tmp_path: Path) -> None:
