@@ -11,8 +11,9 @@ from paceline.rpc.edge import Edge
 
 MAX_CALLS = 8192  # under way at a server; a worker's own bounds (slots, pins) are far below
 HANDSHAKE_MS = 5000  # a connection that says less holds up the stop of a server so long
-CONNECT_S = 0.1  # gRPC gives a connection up that is not made by then
-TLS_CONNECT_S = 2.5  # the same with TLS: four round trips, and work for both ends
+# gRPC gives a connection up that is not made by then, and fails the calls that wait for it. TCP
+# sends a lost first packet again after 1 s; TLS takes four round trips, and work of both ends.
+CONNECT_S = 2.5
 MAX_MESSAGE_BYTES = 16 << 20  # 128k tokens with keys fit; nothing legal is larger
 
 _OPTIONS = [
@@ -23,7 +24,6 @@ _OPTIONS = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", round(1000 * CONNECT_S)),
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
 _SERVER_OPTIONS = [
@@ -120,8 +120,7 @@ def _of_channel(held: Credentials) -> grpc.ChannelCredentials:
 
 def _channel_options(tls: TlsConfig, connect_s: float = CONNECT_S) -> dict[str, int | str]:
     options: dict[str, int | str] = dict(_OPTIONS)
+    options["grpc.min_reconnect_backoff_ms"] = round(connect_s * 1000)
     if tls.is_on:  # peers are reached by address; their certificates carry the deployment's name
         options["grpc.ssl_target_name_override"] = tls.name
-        connect_s = max(connect_s, TLS_CONNECT_S)
-    options["grpc.min_reconnect_backoff_ms"] = round(connect_s * 1000)
     return options
