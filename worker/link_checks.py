@@ -1,7 +1,8 @@
 """What a link to a source has to show: a canary before the first pull, and how fast it is.
 
 Who fails the canary is kept apart for as long as its incarnation lives: its KV is not ours, though
-its digests say so. A slow link is used, and reported.
+its digests say so. It is forgotten when nobody has named it for a while: it is gone, or would be
+compared once more. A slow link is used, and reported.
 """
 
 import asyncio
@@ -31,6 +32,7 @@ T = TypeVar("T")
 Compare = Callable[[CompareCanary], Awaitable[PoolReply]]
 
 MAX_APART = 1024  # sources remembered
+APART_S = 600.0  # and for how long, since a request or a record has last named them
 CANARY_TIMEOUT_S = 3.0
 TEST_BYTES = 64 << 20  # of a self-test, at most
 TEST_S = 0.25
@@ -47,27 +49,52 @@ class LinkSpeed:
     seconds: float  # of the shortest read of a token
 
 
+@dataclass(slots=True)
+class Apart:
+    error: IncompatiblePeer
+    named: float  # when a request or a record has named it last
+
+
 class LinkChecks:
     """Of one incarnation. `compare` asks its rank; `floor` is in bytes a second."""
 
-    def __init__(self, canary: CanaryPages, compare: Compare, floor: float) -> None:
+    def __init__(
+        self,
+        canary: CanaryPages,
+        compare: Compare,
+        floor: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
         self._canary = canary
         self._compare = compare
         self._floor = floor
         self._turn = asyncio.Lock()  # of the arrival pages
         self._passed: dict[PeerKey, str] = {}  # by what
-        self._apart: dict[PeerKey, IncompatiblePeer] = {}  # and why
+        self._apart: dict[PeerKey, Apart] = {}
 
     @property
     def apart(self) -> Mapping[PeerKey, str]:
         """Sources that are kept apart, and why."""
-        return {key: error.message for key, error in self._apart.items()}
+        return {key: apart.error.message for key, apart in self._apart.items()}
+
+    def is_apart(self, key: PeerKey) -> bool:
+        """Of a source that somebody has named."""
+        if key not in self._apart:
+            return False
+        self._apart[key].named = self._clock()
+        return True
 
     def refuse_apart(self, key: PeerKey) -> None:
         """Raises IncompatiblePeer for a source that does not fit."""
-        if key in self._apart:
-            known = self._apart[key]
+        if self.is_apart(key):
+            known = self._apart[key].error
             raise IncompatiblePeer(known.message, field=known.field)
+
+    def forget_gone(self) -> None:
+        """Sources kept apart that nobody names any more."""
+        oldest = self._clock() - APART_S
+        self._apart = {key: apart for key, apart in self._apart.items() if apart.named >= oldest}
 
     async def admit(
         self,
@@ -129,7 +156,7 @@ class LinkChecks:
     def keep_apart(self, key: PeerKey, error: IncompatiblePeer) -> None:
         """For as long as its incarnation lives: nothing that it could do would make it fit."""
         _forget_older(self._apart, key)
-        _remember(self._apart, key, error)
+        _remember(self._apart, key, Apart(error, self._clock()))
         reason = {"field": error.field, "reason": error.message}
         _log.error("a source is kept apart", source=key[0], incarnation=key[1], **reason)
 

@@ -163,7 +163,7 @@ class PeerDirectory:
             raise
 
     def knows(self, key: PeerKey) -> bool:
-        return key in self._peers or key in self.checks.apart
+        return key in self._peers or self.checks.is_apart(key)
 
     def judge(self, peer: Peer, verdict: Verdict) -> None:
         """A page of it arrived wrong, and this is what it says of that."""
@@ -208,6 +208,7 @@ class PeerDirectory:
         that is silent would hold up those who come new for seconds: canaries come one by one."""
         period_s = CANARY_BEATS * self._config.timers.beat_s
         limit_s = FORGET_AFTER * self._config.timers.silence_s
+        self.checks.forget_gone()
         for peer in self.connected():
             if peer.beats.unanswered_s > limit_s:
                 self.forget(peer)

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from paceline.kv_transfer.link_statistics import LinkStatistics
 from paceline.v1 import kv_pb2
 from paceline.worker import link_checks
 from paceline.worker.connectors import Reached
-from paceline.worker.link_checks import LinkChecks, LinkSpeed
+from paceline.worker.link_checks import APART_S, LinkChecks, LinkSpeed
 from paceline.worker.rank_messages import CanaryPages
 from tests.contract.ends import Ends, connected
 from tests.contract.pools import SMALL, ids, make_pool, pages_of, sums_of
@@ -51,10 +51,12 @@ def rank(ends: Ends) -> Rank:
     return Rank(ends)
 
 
-def checks_of(rank: Rank, floor: float = 0.0) -> LinkChecks:
+def checks_of(
+    rank: Rank, floor: float = 0.0, clock: Callable[[], float] = time.monotonic
+) -> LinkChecks:
     sums = [tuple(row) for row in sums_of(rank.ends.pool, ids(*OWN)).tolist()]
     pages = CanaryPages(OWN, ARRIVALS, SCRATCH, sums)
-    return LinkChecks(pages, rank.compare, floor)
+    return LinkChecks(pages, rank.compare, floor, clock)
 
 
 def description(ends: Ends) -> kv_pb2.DescribeResponse:
@@ -99,6 +101,23 @@ async def test_who_fails_is_kept_apart_loudly(
     checks.refuse_apart((KEY[0], "incarnation-2"))
     await checks.admit((KEY[0], "incarnation-2"), description(ends), reached(ends.link))
     assert not checks.apart, "its next incarnation has another chance"
+
+
+async def test_who_is_kept_apart_is_forgotten_once_nobody_names_it(rank: Rank) -> None:
+    now = 0.0
+    checks = checks_of(rank, clock=lambda: now)
+    for worker in ("asked for", "registered", "gone"):
+        checks.keep_apart((worker, "1"), IncompatiblePeer("canary"))
+    now = APART_S - 1
+    with pytest.raises(IncompatiblePeer):
+        checks.refuse_apart(("asked for", "1"))
+    assert checks.is_apart(("registered", "1"))
+    checks.forget_gone()
+    assert len(checks.apart) == 3
+    now = APART_S + 1
+    checks.forget_gone()
+    assert list(checks.apart) == [("asked for", "1"), ("registered", "1")]
+    checks.refuse_apart(("gone", "1"))
 
 
 async def test_a_canary_that_arrives_wrong_is_no_failure_of_it(ends: Ends, rank: Rank) -> None:

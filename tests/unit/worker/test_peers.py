@@ -81,7 +81,13 @@ class FakeChecks:
         self.num_admitted = 0
         self.failure: PacelineError | None = None
 
+    def is_apart(self, key: tuple[str, str]) -> bool:
+        return key in self.apart
+
     def refuse_apart(self, key: object) -> None:
+        pass
+
+    def forget_gone(self) -> None:
         pass
 
     def keep_apart(self, key: tuple[str, str], error: IncompatiblePeer) -> None:
