@@ -48,7 +48,6 @@ NAMES = ("first", "second", "reader")
 PROMPT_TOKENS = 1600
 PROMPT_MB = PROMPT_TOKENS / 16 * 0.131072
 FREE_LIMIT_S = 20.0
-HEAL_S = 2.0  # for both ends to connect again
 
 
 Attached = dict[str, Attachment]
@@ -105,6 +104,10 @@ class Trio:
         self._hosts["first"].set_link(is_up=True)
         is_mid_pull = 0 < num_changed < PROMPT_TOKENS // 16
         return Cut(hand.num_wrong(), hung, is_mid_pull, retry_s, next_token_s, free_s)
+
+    def lose_first_packets(self, source: str = "first") -> None:
+        """Of each connection to it, from now on."""
+        self._hosts[source].lose_first_packets()
 
     def _cut_off(self) -> None:
         self._hosts["first"].set_link(is_up=False)
@@ -174,8 +177,7 @@ async def measure_over(model: Path, transport: str, num_handoffs: int, num_cuts:
         for _ in range(num_cuts):
             cuts.append(await running.cut())
             show(f"{transport}: {cuts[-1]}")
-            await asyncio.sleep(HEAL_S)
-            handoffs.append(await running.hand_off())  # as if nothing had been
+            handoffs.append(await running.hand_off())  # at once, as if nothing had been
     ended = [found for _, found in (*met, *handoffs)]
     took_s = [seconds for seconds, _ in handoffs[:num_handoffs]]
     return {

@@ -13,7 +13,8 @@ from tests.support.mock_model import write_mock_model
 from tests.support.network import why_not
 
 pytestmark = pytest.mark.slow
-RETRY_S, FREE_S = 3.0, 8.0
+RETRY_S = 3.0
+FREE_S = 16.0  # 8 on a machine that is not busy: the hand-off that goes on elsewhere is part of it
 
 
 @pytest.fixture(autouse=True)
@@ -32,3 +33,14 @@ def test_a_cut_ends_in_a_retry_elsewhere(transport: str, tmp_path: Path) -> None
     assert figures["cut_mid_pull"] == 1
     assert figures[f"retry_s_{transport}"] <= RETRY_S
     assert figures[f"free_s_{transport}"] <= FREE_S
+
+
+@pytest.mark.parametrize("transport", two_hosts.TRANSPORTS)
+def test_the_first_packet_of_each_connection_is_lost(transport: str, tmp_path: Path) -> None:
+    """And no hand-off with it: TCP sends it again after a second."""
+    installed(transport)
+    model = write_mock_model(tmp_path / "model", **MODEL)
+    with two_hosts.trio(model, transport) as running:
+        running.lose_first_packets()
+        _, found = asyncio.run(running.hand_off())
+    assert (found.wrong_tokens, found.hung, found.retried) == (0, 0, 0)

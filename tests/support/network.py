@@ -1,6 +1,6 @@
 """Hosts of a test: network namespaces with a link to each other that is slow, late and lossy.
 
-    this namespace ── veth (10.203.i.0/30) ── host i ── wan0 (10.204.0.i) ── forwarder ── others
+    this namespace ── veth (10.203.x.y/30) ── host i ── wan0 (10.204.0.i) ── forwarder ── others
 
 Routers reach workers over the veth, workers each other over wan0, whose link can be cut.
 """
@@ -33,6 +33,23 @@ _LOSS = """table inet loss {{
     }}
 }}
 """
+# Whoever connects is not heard at first: the kernel sends its first packet again after a second.
+_DEAF = """table inet deaf {{
+    set heard {{
+        type ipv4_addr . inet_service . inet_service
+        flags dynamic
+        timeout 60s
+    }}
+    chain first {{
+        ip saddr . tcp sport . tcp dport @heard accept
+        add @heard {{ ip saddr . tcp sport . tcp dport }} drop
+    }}
+    chain in {{
+        type filter hook input priority 0;
+        iifname "{device}" tcp flags & (syn | ack) == syn jump first
+    }}
+}}
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +68,10 @@ class Host:
         thread = threading.Thread(target=_set_link, args=(self.namespace, is_up))
         thread.start()
         thread.join()
+
+    def lose_first_packets(self) -> None:
+        """Of each connection that others make to it, from now on."""
+        _run(*self.prefix, "nft", "-f", "-", text=_DEAF.format(device=DEVICE))
 
 
 def why_not() -> str:
@@ -74,7 +95,7 @@ def why_not() -> str:
 def network(names: Sequence[str], delay_ms: float, loss_percent: int) -> Iterator[list[Host]]:
     """Each packet between two hosts takes `delay_ms` longer; of those that arrive some are lost."""
     hosts = [
-        Host(f"paceline-{os.getpid()}-{name}", f"10.203.{i}.2", f"10.204.0.{i}")
+        Host(f"paceline-{os.getpid()}-{name}", _control_address(i, 2), f"10.204.0.{i}")
         for i, name in enumerate(names, 1)
     ]
     with ExitStack() as stack:
@@ -89,12 +110,18 @@ def network(names: Sequence[str], delay_ms: float, loss_percent: int) -> Iterato
         yield hosts
 
 
+def _control_address(number: int, end: int) -> str:
+    """Of host `number`'s veth; other processes have other networks."""
+    offset = 4 * (os.getpid() % 2048 * 8 + number) + end
+    return f"10.203.{offset >> 8}.{offset & 255}"
+
+
 def _join(host: Host, number: int) -> str:
     """The name of our end."""
     ours, theirs = f"pl{os.getpid() % 100000}-{number}", "control"
     inside = ("ip", "-n", host.namespace)
     _run("ip", "link", "add", ours, "type", "veth", "peer", "name", theirs, "netns", host.namespace)
-    _run("ip", "addr", "add", f"10.203.{number}.1/30", "dev", ours)
+    _run("ip", "addr", "add", f"{_control_address(number, 1)}/30", "dev", ours)
     _run("ip", "link", "set", ours, "up")
     _run(*inside, "addr", "add", f"{host.control}/30", "dev", theirs)
     _run(*inside, "link", "set", theirs, "up")
