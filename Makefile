@@ -53,5 +53,5 @@ clean: ## remove .venv, caches and built files
 	@touch $@
 
 .venv/.installed-dev: $(SOURCES)
-	@scripts/install.sh engine,demo,embedded,nixl,otel,dashboards,clients,dev
+	@scripts/install.sh engine,gpu,demo,embedded,nixl,otel,dashboards,clients,dev
 	@touch .venv/.installed $@

@@ -1,9 +1,11 @@
 """Kernels run on the card where there is one, else on the CPU under Triton's interpreter.
 
-Without Triton each module is skipped as it is imported."""
+The interpreter is slow, and so are tests under it. Without Triton each module is skipped as it is
+imported."""
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,15 @@ import torch
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent) and not item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture
