@@ -46,6 +46,9 @@ phases() { # of what pip says, a line for each
     local line phase='' next
     while read -r line; do
         case $line in
+            Installing\ build\ dependencies:\ started) next='Fetching what builds paceline' ;;
+            *still\ running...) # each minute, of what pip has a process of its own for
+                echo "  $line" && continue ;;
             Collecting*) next='Finding and fetching packages' ;;
             Building*) next='Building what has no wheel, and paceline itself' ;;
             Installing\ collected*) # `Installing collected packages: torch, rich, paceline`

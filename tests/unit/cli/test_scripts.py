@@ -66,6 +66,9 @@ def test_a_missing_venv_module_is_said_plainly(checkout: Path) -> None:
 
 PIP = """\
 Obtaining file:///checkout
+  Installing build dependencies: started
+  Installing build dependencies: still running...
+  Installing build dependencies: finished with status 'done'
   Preparing editable metadata (pyproject.toml): finished with status 'done'
 Requirement already satisfied: numpy in ./.venv/lib (from paceline)
 Collecting torch==2.13.0
@@ -95,6 +98,8 @@ def test_each_phase_of_an_installation_is_a_line(checkout: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
         "Installing paceline[demo] into .venv",
+        "Fetching what builds paceline …",
+        "  Installing build dependencies: still running...",
         "Finding and fetching packages …",
         "  Downloading torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl (190.1 MB)",
         "Building what has no wheel, and paceline itself …",
