@@ -38,7 +38,7 @@ from paceline.router.index import PrefixIndex
 from paceline.router.metrics import RouterMetrics
 from paceline.router.mirror import KvEvent, MirrorSet
 from paceline.router.placement import Line, Placer
-from paceline.router.request import Request
+from paceline.router.request import Request, WorkerLife
 from paceline.router.worker_session import WorkerSession
 from paceline.rpc.redis_schema import DEVICE, MAX_EVENT_KEYS, Kind
 from paceline.v1 import common_pb2, worker_pb2
@@ -71,6 +71,8 @@ class Nowhere:
     def emit(self, emission: common_pb2.Emission) -> None: ...
 
     def fail(self, slot: int, error: Exception) -> None: ...
+
+    def set_back(self, slot: int, num_failures: int, lost: WorkerLife | None) -> None: ...
 
 
 class Deployment:

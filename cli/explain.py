@@ -53,6 +53,7 @@ class Told:
 
     router: Address
     decisions: tuple[control_pb2.Decision, ...] = ()
+    quarantined: tuple[control_pb2.QuarantinedRequest, ...] = ()
     failure: PacelineError | None = None
 
 
@@ -70,6 +71,9 @@ def run(config: ExplainConfig) -> int:
     for decision, router in decided[-config.last :]:
         first, *rest = lines_of(decision)
         print("\n".join([first + (f" by {name_of(router)}" if len(told) > 1 else ""), *rest]))
+    for one in told:
+        for caught in one.quarantined:
+            print(quarantine_of(caught) + (f" by {name_of(one.router)}" if len(told) > 1 else ""))
     if not decided:
         who = "The router has" if len(told) == 1 else "The routers have"
         print(f"{who} decided nothing yet" + (" of this request." if config.request else "."))
@@ -101,7 +105,7 @@ async def ask(config: ExplainConfig, router: Address) -> Told:
             response = await stub.Explain(request, metadata=token, timeout=TIMEOUT_S)
         except grpc.aio.AioRpcError as failure:
             return Told(router, failure=error_of(failure))
-    return Told(router, tuple(response.decisions))
+    return Told(router, tuple(response.decisions), tuple(response.quarantined))
 
 
 def name_of(router: Address) -> str:
@@ -127,6 +131,16 @@ def lines_of(decision: control_pb2.Decision) -> Iterator[str]:
         mark = "*" if worker.worker_id in taken else " "
         role = "prefill" if worker.is_prefill else "decode"
         yield f"  {mark} {role:<7} {worker.worker_id}: {cost_of(worker)}"
+
+
+def quarantine_of(caught: control_pb2.QuarantinedRequest) -> str:
+    """It is shown whatever was asked for: workers died."""
+    clock = time.strftime("%H:%M:%S", time.localtime(caught.unix_ms / 1000))
+    killed = ", ".join(sorted(life.worker_id for life in caught.killed))
+    return (
+        f"{clock} {caught.request_id} is in quarantine for {caught.left_s} s more: {killed} died of"
+        f" it (fingerprint {caught.fingerprint[:12]})"
+    )
 
 
 def plan_of(decision: control_pb2.Decision) -> str:

@@ -5,6 +5,7 @@ PacelineError
 │   └── ContextLengthExceeded   prompt and max_tokens do not fit
 ├── InvalidApiKey           the caller is not known
 ├── ModelNotFound
+├── RequestQuarantined      workers died of it
 ├── Overloaded              a bound is reached; carries retry_after_s
 ├── RateLimited             a tenant's own bound is reached; carries retry_after_s
 ├── Unavailable             nobody can serve it now; carries retry_after_s
@@ -29,6 +30,7 @@ class ErrorCode(StrEnum):
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     INVALID_API_KEY = "invalid_api_key"
     MODEL_NOT_FOUND = "model_not_found"
+    REQUEST_QUARANTINED = "request_quarantined"
     OVERLOADED = "overloaded"
     RATE_LIMITED = "rate_limit_exceeded"
     UNAVAILABLE = "unavailable"
@@ -90,6 +92,10 @@ class ModelNotFound(PacelineError):
     code = ErrorCode.MODEL_NOT_FOUND
 
 
+class RequestQuarantined(PacelineError):
+    code = ErrorCode.REQUEST_QUARANTINED
+
+
 class Overloaded(PacelineError):
     code = ErrorCode.OVERLOADED
 
@@ -141,6 +147,7 @@ CLASS_OF_CODE: dict[ErrorCode, type[PacelineError]] = {
         ContextLengthExceeded,
         InvalidApiKey,
         ModelNotFound,
+        RequestQuarantined,
         Overloaded,
         RateLimited,
         Unavailable,

@@ -233,6 +233,11 @@ ROUTER_HOPES = Metric(
 ROUTER_REPLANS = Metric(
     "counter", "paceline_router_replans_total", "Attempts that failed, by reason.", ("reason",)
 )
+ROUTER_REQUESTS_QUARANTINED = Metric(
+    "counter",
+    "paceline_router_requests_quarantined_total",
+    "Requests taken for the cause of the deaths of two workers: they are refused for a while.",
+)
 ROUTER_BUSY = Metric(
     "counter", "paceline_router_busy_answers_total", "Reservations that were refused for now."
 )
@@ -303,6 +308,12 @@ ROUTER_WORKERS_QUARANTINED = Metric(
     "gauge",
     "paceline_router_workers_quarantined",
     "Workers that got stuck and get no new work for a while.",
+)
+ROUTER_WORKERS_EJECTED = Metric(
+    "gauge", "paceline_router_workers_ejected", "Workers left alone, as they fail what they get."
+)
+ROUTER_RETRIES_REFUSED = Metric(
+    "counter", "paceline_router_retries_refused_total", "Failures that were final for others' many."
 )
 ROUTER_TTFT_SECONDS = Metric(
     "histogram",

@@ -37,6 +37,7 @@ _ERRORS = {
     404: "There is no such model.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
+    422: "Workers died of this request.",
     429: "Too many requests, of all or of this tenant.",
     431: "The head is too large.",
     500: "A fault of the server.",
@@ -44,7 +45,7 @@ _ERRORS = {
     504: "The request took too long.",
 }
 _ALWAYS = (400, 401, 431)
-_POST = (*_ALWAYS, 404, 408, 413, 429, 500, 503, 504)
+_POST = (*_ALWAYS, 404, 408, 413, 422, 429, 500, 503, 504)
 _HEADERS: Mapping[int, Mapping[str, str]] = {
     401: {"WWW-Authenticate": "`Bearer`."},
     429: {"Retry-After": "Seconds."},

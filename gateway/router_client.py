@@ -140,6 +140,9 @@ class RouterClient:
             part = link.parts.get(emission.slot)
             if part is not None and not part.submission.deliver(emission):
                 self.cancel(part.submission.slot)
+        for setback in frame.setbacks:
+            if (part := link.parts.get(setback.slot)) is not None:
+                part.submission.set_back(setback)
         for failed in frame.errors:
             if (part := link.parts.get(failed.slot)) is not None:
                 self._take_error(link, part, failed)

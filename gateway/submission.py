@@ -2,6 +2,7 @@
 
 import asyncio
 from array import array
+from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -9,11 +10,13 @@ from paceline.core.errors import PacelineError
 from paceline.gateway.jobs import ttft_left_ms
 from paceline.gateway.mailbox import Mailbox
 from paceline.rpc.epochs import MAX_EPOCH
-from paceline.v1.common_pb2 import Emission, TokenRequest
+from paceline.v1.common_pb2 import Emission, TokenRequest, WorkerLife
+from paceline.v1.control_pb2 import SlotSetback
 
 if TYPE_CHECKING:
     from paceline.gateway.router_link import RouterLink
 
+MAX_LOST_WORKERS = 16  # that are told to the next router
 MAX_LOSSES = 3  # routers that may die under a request: one more, and it is taken for the cause
 
 
@@ -39,6 +42,8 @@ class Submission:
         "_next_epoch",
         "_request",
         "logs",
+        "lost_workers",
+        "num_failures",
         "num_losses",
         "parts",
         "slot",
@@ -48,6 +53,8 @@ class Submission:
         self.slot = slot
         self._mailbox = mailbox
         self.num_losses = 0
+        self.num_failures = 0  # of attempts, at all routers
+        self.lost_workers: deque[WorkerLife] = deque(maxlen=MAX_LOST_WORKERS)
         choices = tuple(request.choices) or (0,)  # an embedding names none, and is one
         self.logs = {choice: array("I") for choice in choices}
         self.parts = [Part(self, slot, choices)]
@@ -71,6 +78,11 @@ class Submission:
                 del self.logs[emission.choice]
         emission.slot = self.slot
         return self._mailbox.deliver(emission)
+
+    def set_back(self, setback: SlotSetback) -> None:
+        self.num_failures = max(self.num_failures, setback.num_failures)
+        if setback.HasField("lost") and setback.lost not in self.lost_workers:
+            self.lost_workers.append(setback.lost)
 
     def fail(self, error: PacelineError) -> None:
         self._mailbox.fail(error)
@@ -105,6 +117,8 @@ class Submission:
         request.CopyFrom(self._request)
         request.epoch = epoch
         request.token_ids.extend(self.logs[part.choices[0]])
+        request.num_failures = self.num_failures
+        request.lost_workers.extend(self.lost_workers)
         if request.choices:
             request.choices[:] = part.choices
         request.budget_ms = max(1, round((self._deadline_s - _now_s()) * 1000))

@@ -10,14 +10,15 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from paceline.core import tracing
-from paceline.core.errors import EngineFailure, KvUnavailable, PacelineError, Unavailable
+from paceline.core.errors import EngineFailure, ErrorCode, KvUnavailable, PacelineError, Unavailable
 from paceline.core.tracing import NO_SPAN, Attributes, Tracing
 from paceline.router.planner import Plan, Split
 from paceline.router.prefix_hints import Hints
-from paceline.router.request import CANCELLED, Request, TokenLog
+from paceline.router.request import CANCELLED, Request, TokenLog, WorkerLife
 from paceline.router.worker_session import Flight, WorkerSession
 from paceline.v1 import common_pb2, worker_pb2
 
+PROOF_TOKENS = 8  # that it got on by: what its request had brought before kills nobody
 MAX_HELD = 256  # emissions of decode that wait for the first token from prefill
 
 
@@ -50,12 +51,14 @@ class Attempt:
         self.reserved_s: float | None = None  # that decode took to reserve
         self.prompt_s: float | None = None  # until the first token of the prompt
         self.on_first_tokens: Callable[[], None] = _nothing
+        self.on_proof: Callable[[], None] = _nothing  # it gets on: nobody dies of it
         self.failed_at: Flight | None = None
         self._remaining = set(choices)
         self._start = len(request.logs[choices[0]].tokens)
         self._held: list[common_pb2.Emission] = []
         self._decode_heard = False
         self._is_told = False  # to the gateway, where it runs
+        self._is_proven = False
         self._span = NO_SPAN
         self._error = ""  # code of its failure
         self._stack = ExitStack()
@@ -72,6 +75,26 @@ class Attempt:
         if isinstance(plan, Split):
             self.decode = fly(sessions[plan.decode.worker_id].fly(self, 0))
         (self.decode or self.compute).hope(self.request.targets.itl_ms / 1000)
+
+    @property
+    def sessions(self) -> list[WorkerSession]:
+        return [flight.session for flight in self.flights]
+
+    @property
+    def worker_is_lost(self) -> bool:
+        return self.failed_at is not None and self.failed_at.session.lost is not None
+
+    def guilty(self, failure: PacelineError) -> list[WorkerSession]:
+        """Whose fault it may be. That KV did not come may be its source's, or its reader's."""
+        if self.failed_at is None or failure.code == ErrorCode.KV_UNAVAILABLE:
+            return self.sessions
+        return [self.failed_at.session]
+
+    @property
+    def lost(self) -> WorkerLife | None:
+        """The worker that was lost while this ran there."""
+        flight = self.failed_at
+        return flight.session.life if flight is not None and flight.fell else None
 
     def begin_span(self, spans: Tracing) -> None:
         attributes: Attributes = {
@@ -233,6 +256,9 @@ class Attempt:
             if not self._is_told:
                 self._tell_placement(emission)
             self.request.append(log, emission)
+            if not self._is_proven and len(log.tokens) > self._start + PROOF_TOKENS:
+                self._is_proven = True
+                self.on_proof()
             if emission.finish:
                 self._finish(emission.choice)
 

@@ -35,6 +35,9 @@ from paceline.router.forecast import Forecast
 from paceline.router.metrics import RouterMetrics
 from paceline.router.placement import Line, Placer, PrefixLookup, Superseded
 from paceline.router.request import GivenBack, Request
+from paceline.router.retry_budget import RetryBudget
+from paceline.router.suspects import Suspects, Trial
+from paceline.router.worker_session import WorkerSession
 
 FINAL = frozenset(
     {
@@ -44,7 +47,8 @@ FINAL = frozenset(
         ErrorCode.DEADLINE_EXCEEDED,
     }
 )
-RETRY_PAUSE_S = 0.02  # times the attempts so far: a failure that repeats at once is no storm
+RETRY_PAUSE_S = (0.02, 0.5)  # before the third attempt, and at most; it doubles, with jitter
+NOT_OF_A_WORKER = frozenset({ErrorCode.INCOMPATIBLE_PEER, ErrorCode.OVERLOADED})
 
 log = structlog.stdlib.get_logger("paceline.router")
 
@@ -69,6 +73,8 @@ class Coordinator:
         self._placer = Placer(config, fleet, lookup, random.Random())
         self._dispatcher = Dispatcher(config)
         self._forecast = Forecast()
+        self.suspects = Suspects(fleet.has_ended, metrics.requests_quarantined.inc)
+        self._retries = RetryBudget(asyncio.get_running_loop().time())
         self._tasks: dict[tuple[str, int], asyncio.Task[None]] = {}  # by request id and epoch
         self._attempts: dict[tuple[str, int], set[Attempt]] = {}
         fleet.on_change = self.queue.wake
@@ -84,17 +90,20 @@ class Coordinator:
     def submit(self, request: Request, on_end: Callable[[], object]) -> None:
         """Takes a request on; `on_end` is called when it has ended.
 
-        Raises GivenBack, Overloaded, Unavailable, InvalidRequest, ContextLengthExceeded or
-        ModelNotFound.
+        Raises GivenBack, Overloaded, Unavailable, InvalidRequest, ContextLengthExceeded,
+        ModelNotFound or RequestQuarantined.
         """
         if self.draining:
             raise _shutting_down()
         if request.key in self._tasks:
             raise InvalidRequest("request_id", request.request_id, "is in use")
         digest = self._placer.digest_of(request)
+        self.suspects.check(request)
         turn = request.turn(self.queue.next_arrival())
         if not request.had_turn:  # else it is let in: its client would see a stream break off
             self.queue.make_room(turn)
+        if request.lost_before:
+            self.suspects.note(request, request.lost_before)
         self._attempts[request.key] = set()
         if traceparent := request.message.traceparent:
             request.span = self._spans.start(tracing.ROUTE, traceparent, is_entry=True)
@@ -155,32 +164,53 @@ class Coordinator:
 
     async def _run(self, line: Line) -> None:
         """Attempts until the choices of `line` are done. Raises what ends the request."""
-        place = functools.partial(self._placer.place, line)
         while line.choices:
-            waiting = self._spans.start(tracing.QUEUE, line.request.span.traceparent)
+            trial = await self.suspects.trial(line.request)
             try:
-                attempt = await self.queue.wait(
-                    line.group, line.turn, place, comes_back=line.request.had_turn
-                )
-            except Superseded as other:
-                self._placer.move(line, other.digest)
-                continue
-            except Cancelled:
-                return  # while it waited
+                is_over = await self._run_once(line, trial)
             finally:
-                waiting.end()
-            line.request.note_placed()
-            attempt.begin_span(self._spans)
-            try:
-                failure = await self._try(line, attempt)
-            finally:
-                attempt.close()
-            if failure is None:
+                trial.end()
+            if is_over:
                 return
-            await self._note_failure(line, attempt, failure)
             if len(line.choices) > 1 and line.request.has_output:
                 await self._run_apart(line)
                 return
+
+    async def _run_once(self, line: Line, trial: Trial) -> bool:
+        """One attempt. False: another one has to follow. Raises what ends the request."""
+        request, place = line.request, functools.partial(self._placer.place, line)
+        waiting = self._spans.start(tracing.QUEUE, request.span.traceparent)
+        try:
+            attempt = await self.queue.wait(
+                line.group, line.turn, place, comes_back=request.had_turn
+            )
+        except Superseded as other:
+            self._placer.move(line, other.digest)
+            return False
+        except Cancelled:
+            return True  # while it waited
+        finally:
+            waiting.end()
+        request.note_placed()
+        attempt.begin_span(self._spans)
+        attempt.on_proof = functools.partial(self._prove, request, attempt.sessions, trial)
+        try:
+            failure = await self._try(line, attempt)
+        finally:
+            attempt.close()
+        if failure is None:
+            self._prove(request, attempt.sessions, trial)
+            self._retries.earn()
+            return True
+        await self._note_failure(line, attempt, failure)
+        return False
+
+    def _prove(self, request: Request, sessions: list[WorkerSession], trial: Trial) -> None:
+        """It gets on, or has ended: no worker dies of it, and these are well."""
+        for session in sessions:
+            session.health.succeed()
+        self.suspects.acquit(request)
+        trial.end()
 
     async def _run_apart(self, line: Line) -> None:
         try:
@@ -217,9 +247,25 @@ class Coordinator:
         if line.request.has_output:
             self._metrics.migrations.labels(failure.code).inc()
         line.note_failure(attempt, failure)
+        line.request.sink.set_back(line.request.slot, line.num_failures, attempt.lost)
+        if attempt.lost is not None:
+            self.suspects.note(line.request, [attempt.lost])
+        if failure.code not in NOT_OF_A_WORKER:
+            self._fleet.note_failures(attempt.guilty(failure), asyncio.get_running_loop().time())
         if line.num_failures >= self._config.max_attempts:
+            await self.suspects.judge(line.request)
             raise _final(failure)
-        await asyncio.sleep(RETRY_PAUSE_S * (line.num_failures - 1))
+        if not self._may_retry(line, attempt):
+            self._metrics.retries_refused.inc()
+            raise _final(failure)
+        await asyncio.sleep(_pause_s(line.num_failures))
+
+    def _may_retry(self, line: Line, attempt: Attempt) -> bool:
+        """The first move away from a worker that was lost is never refused."""
+        if attempt.worker_is_lost and line.num_failures == 1:
+            return True
+        now, has_output = asyncio.get_running_loop().time(), line.request.has_output
+        return self._retries.take(now, self.num_in_flight, has_output=has_output)
 
     def _count(self, attempt: Attempt) -> None:
         kind = attempt.request.plan_kind = type(attempt.plan).__name__.lower()
@@ -247,6 +293,13 @@ class Coordinator:
             self._metrics.ttft.observe(first - request.created_at, exemplar)
             if second is not None:
                 self._metrics.token2_gap.observe(second - first, exemplar)
+
+
+def _pause_s(num_failures: int) -> float:
+    """None before the second attempt, which goes elsewhere."""
+    first_s, most_s = RETRY_PAUSE_S
+    usual_s = min(most_s, first_s * 2.0 ** (num_failures - 2)) if num_failures > 1 else 0.0
+    return usual_s * random.uniform(0.5, 1.5)
 
 
 def _shutting_down() -> GivenBack:

@@ -5,10 +5,13 @@ from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+import structlog
+
 from paceline.core.keys import narrowed_salt, root_key, tenant_salt
 from paceline.router.config import RouterConfig
 from paceline.router.metrics import RouterMetrics
 from paceline.router.pace import costs, mean_pace
+from paceline.router.request import WorkerLife
 from paceline.router.worker_link import WorkerLink
 from paceline.router.worker_session import WorkerSession
 from paceline.v1 import common_pb2, control_pb2, worker_pb2
@@ -18,6 +21,9 @@ OTHERS_AVERAGE_S = 5.0  # over so long the share of other routers is smoothed
 MAX_OTHERS = 15.0  # what is more is taken for a fault of counting
 SHOWN_DIGITS = 12  # of a content digest
 MODEL_MEMORY_S = 60.0  # least time that a model without workers is unavailable, then unknown
+
+
+log = structlog.stdlib.get_logger("paceline.router")
 
 
 @dataclass(slots=True)
@@ -59,6 +65,16 @@ class Fleet:
         link = self.links.get(worker_id)
         session = None if link is None else link.session
         return session if session is not None and session.incarnation == incarnation else None
+
+    def has_ended(self, life: WorkerLife) -> bool | None:
+        """Whether this life of a worker is over; None: nobody knows."""
+        worker_id, incarnation = life
+        link = self.links.get(worker_id)
+        if link is None:
+            return True  # its lease has run out, and it is not connected
+        if link.session is not None and link.session.lost is None:
+            return link.session.incarnation != incarnation
+        return link.is_gone or None
 
     def revision(self, content_digest: str) -> Revision | None:
         return self._revisions.get(content_digest)
@@ -202,13 +218,15 @@ class Fleet:
 
     def report(self) -> None:
         """Brings the gauges of workers up to date."""
-        now, num_quarantined = asyncio.get_running_loop().time(), 0
+        now, num_quarantined, num_ejected = asyncio.get_running_loop().time(), 0, 0
         for session in self.sessions():
             self._metrics.worker_in_flight.labels(session.worker_id).set(session.num_in_flight)
             self._metrics.late.inc(session.num_late)
             session.num_late = 0
             num_quarantined += now < session.quarantined_until
+            num_ejected += now < session.health.ejected_until
         self._metrics.quarantined.set(num_quarantined)
+        self._metrics.ejected.set(num_ejected)
 
     def _report_revisions(self) -> None:
         """Series are never cleared: another thread may be reading them."""
@@ -264,6 +282,7 @@ class Fleet:
             return
         self._decayed_at = now
         self._compare_paces()
+        self._readmit(now)
         factor = 0.5 ** (elapsed_s / RECENT_HALF_LIFE_S)
         ours = theirs = 0
         for session in self.sessions():
@@ -272,6 +291,39 @@ class Fleet:
             theirs += max(0, session.num_reported - session.num_in_flight)
         measured = min(theirs / max(1, ours), MAX_OTHERS)
         self.others += min(1.0, elapsed_s / OTHERS_AVERAGE_S) * (measured - self.others)
+
+    def note_failures(self, sessions: Iterable[WorkerSession], now: float) -> None:
+        """Of an attempt that failed for one of them. Half of the workers of a role and revision
+        stay whatever they do: then it is not the worker."""
+        for session in sessions:
+            if session.lost is None and session.health.fail() and self._may_eject(session, now):
+                pause_s = session.health.eject(now)
+                failures = session.health.num_failures
+                log.warning(
+                    "worker ejected", worker=session.worker_id, failures=failures, for_s=pause_s
+                )
+
+    def _may_eject(self, session: WorkerSession, now: float) -> bool:
+        if now < session.health.ejected_until:
+            return False
+        peers = self._peers(session.info.content_digest, is_prefill=session.is_prefill)
+        usable = [one for one in peers if one.is_usable(now, self._config.stale_after_s)]
+        return 2 * (len(usable) - 1) >= len(peers)
+
+    def _peers(self, content_digest: str, *, is_prefill: bool) -> list[WorkerSession]:
+        revision = self._revisions.get(content_digest, Revision(""))
+        return revision.prefill if is_prefill else revision.decode
+
+    def _readmit(self, now: float) -> None:
+        """Where no other worker is left, one that fails is better than none."""
+        for revision in self._revisions.values():
+            for peers in (revision.prefill, revision.decode):
+                ejected = [one for one in peers if now < one.health.ejected_until]
+                if ejected and not any(
+                    one.is_usable(now, self._config.stale_after_s) for one in peers
+                ):
+                    for session in ejected:
+                        session.health.ejected_until = now
 
     def _compare_paces(self) -> None:
         """Of workers of one role and revision."""

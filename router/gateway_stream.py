@@ -12,7 +12,7 @@ from typing import Any
 from paceline.core.errors import InvalidRequest, Overloaded, PacelineError, Unavailable
 from paceline.router.config import RouterConfig
 from paceline.router.coordinator import Coordinator
-from paceline.router.request import GivenBack, Request
+from paceline.router.request import GivenBack, Request, WorkerLife
 from paceline.rpc import convert
 from paceline.v1 import common_pb2, control_pb2, control_pb2_grpc
 
@@ -47,6 +47,12 @@ class GatewayStream:
     def fail(self, slot: int, error: PacelineError) -> None:
         elsewhere = isinstance(error, GivenBack)
         self._frame.errors.add(slot=slot, error=convert.error_to_proto(error), elsewhere=elsewhere)
+        self._ready.set()
+
+    def set_back(self, slot: int, num_failures: int, lost: WorkerLife | None) -> None:
+        setback = self._frame.setbacks.add(slot=slot, num_failures=num_failures)
+        if lost is not None:
+            setback.lost.worker_id, setback.lost.incarnation = lost
         self._ready.set()
 
     def set_models(self, models: list[control_pb2.ModelInfo]) -> None:
@@ -145,7 +151,10 @@ class RouterServicer(control_pb2_grpc.RouterServiceServicer):
         self, request: control_pb2.ExplainRequest, context: Any
     ) -> control_pb2.ExplainResponse:
         last = self._coordinator.decisions.last(request.num_decisions, request.request_id)
-        return control_pb2.ExplainResponse(decisions=[decision.to_proto() for decision in last])
+        return control_pb2.ExplainResponse(
+            decisions=[decision.to_proto() for decision in last],
+            quarantined=self._coordinator.suspects.to_proto(),
+        )
 
     async def _read(
         self, frames: AsyncIterator[control_pb2.GatewayFrame], stream: GatewayStream

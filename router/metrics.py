@@ -30,6 +30,7 @@ class RouterMetrics:
         self.migrations = names.ROUTER_MIGRATIONS.counter(registry)
         self.admission = names.ROUTER_ADMISSION_SECONDS.histogram(registry)
         self.planner_error = names.ROUTER_PLANNER_ERROR.histogram(registry)
+        self.requests_quarantined = names.ROUTER_REQUESTS_QUARANTINED.counter(registry)
         self.busy = names.ROUTER_BUSY.counter(registry)
         self.cached_predicted = names.ROUTER_CACHED_TOKENS_PREDICTED.counter(registry)
         self.cached_real = names.ROUTER_CACHED_TOKENS_REAL.counter(registry)
@@ -45,6 +46,8 @@ class RouterMetrics:
         self.worker_in_flight = names.ROUTER_WORKER_IN_FLIGHT.gauge(registry)
         self.worker_lost = names.ROUTER_WORKER_LOST.counter(registry)
         self.quarantined = names.ROUTER_WORKERS_QUARANTINED.gauge(registry)
+        self.ejected = names.ROUTER_WORKERS_EJECTED.gauge(registry)
+        self.retries_refused = names.ROUTER_RETRIES_REFUSED.counter(registry)
         self.ttft = names.ROUTER_TTFT_SECONDS.histogram(registry)
         self.token2_gap = names.ROUTER_TOKEN2_GAP_SECONDS.histogram(registry)
         for outcome in (*OUTCOMES, *codes):

@@ -49,7 +49,7 @@ class Line:
         self.request = request
         self.digest = digest
         self.turn = turn
-        self.num_failures = 0
+        self.num_failures = request.num_failures_before
         self.failed_at = float("-inf")
         self.may_split = True
         self.avoid: frozenset[str] = frozenset()

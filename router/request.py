@@ -16,10 +16,12 @@ from paceline.rpc import convert
 from paceline.rpc.epochs import ATTEMPTS_PER_EPOCH, MAX_EPOCH
 from paceline.v1 import common_pb2
 
+WorkerLife = tuple[str, str]  # worker id, incarnation
 CANCELLED = common_pb2.FINISH_REASON_CANCELLED
 PATIENCE_S = 10.0  # after which the first token is due of a request that names no time for it
 LEAST_PATIENCE_S = 0.1  # who names less goes before nobody for that
 MAX_WEIGHT = 1e6
+MAX_LOST_WORKERS = 16
 _check = InvalidRequest.check
 
 
@@ -32,6 +34,9 @@ class Sink(Protocol):
 
     def emit(self, emission: common_pb2.Emission) -> None: ...
     def fail(self, slot: int, error: PacelineError) -> None: ...
+
+    def set_back(self, slot: int, num_failures: int, lost: WorkerLife | None) -> None:
+        """An attempt has failed, with a worker that was `lost` or not; another one follows."""
 
 
 class TokenLog:
@@ -62,6 +67,9 @@ class Request:
         num_keys = message.num_prompt_tokens // HASH_BLOCK_TOKENS
         self.block_keys = message.block_keys[: num_keys * KEY_BYTES]
         message.ClearField("block_keys")
+        self.num_failures_before = message.num_failures  # at other routers
+        self.lost_before = [(life.worker_id, life.incarnation) for life in message.lost_workers]
+        message.ClearField("lost_workers")
         # Tokens beyond the prompt were emitted before this router knew the request.
         self.num_forced_at_start = len(message.token_ids) - message.num_prompt_tokens
         for log in self.logs.values():
@@ -224,6 +232,8 @@ def _check_lengths(
     num_forced = len(message.token_ids) - num_prompt
     reason = f"holds {num_forced} output tokens already, max_tokens is {sampling.max_tokens}"
     _check("token_ids", len(message.token_ids), num_forced < sampling.max_tokens, reason)
+    num_lost = len(message.lost_workers)
+    _check("lost_workers", num_lost, num_lost <= MAX_LOST_WORKERS, f"at most {MAX_LOST_WORKERS}")
     keys_fit = len(message.block_keys) % KEY_BYTES == 0
     _check("block_keys", len(message.block_keys), keys_fit, f"{KEY_BYTES} bytes a block")
     distinct = len(set(choices)) == len(choices) and max(choices) < sampling.n

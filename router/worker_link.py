@@ -15,9 +15,10 @@ import structlog
 
 from paceline.core.errors import PacelineError
 from paceline.router.config import RouterConfig
+from paceline.router.outliers import Health
 from paceline.router.worker_session import WorkerSession
 from paceline.rpc import caller_token, channel, records
-from paceline.rpc.status import error_of
+from paceline.rpc.status import error_of, tells_end
 from paceline.v1 import worker_pb2, worker_pb2_grpc
 
 CHECK_S = 0.1
@@ -53,7 +54,9 @@ class WorkerLink:
         self._secret = config.secret.encode()
         self._owner = owner
         self._incarnation = info.incarnation
+        self._health: tuple[str, Health] | None = None  # of the last incarnation
         self._stuck_at: tuple[str, int] | None = None  # incarnation and round
+        self.is_gone = False  # what lived there has died, as far as the last dial tells
         self.dialled = asyncio.Event()  # it has answered once, or failed to
         self._redial = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name=f"worker-link-{self.worker_id}")
@@ -88,12 +91,14 @@ class WorkerLink:
             call = stub.Attach(metadata=caller_token.metadata(self._secret))
             try:
                 self.session = await self._identify(call)
+                self.is_gone = False
                 self._owner.session_up(self.session)
                 self.dialled.set()
                 log.info("worker up", worker=self.worker_id, endpoint=self.endpoint)
                 await self._serve(call, self.session)
             except grpc.aio.AioRpcError as error:
                 reason = error.code().name.lower()
+                self.is_gone = tells_end(error)
                 why = error_of(error).message
                 log.info("worker unreachable", worker=self.worker_id, status=reason, why=why)
             except (Refused, PacelineError) as error:
@@ -123,6 +128,9 @@ class WorkerLink:
             raise Refused(f"content_digest={info.content_digest!r} is not hex")
         session = WorkerSession(info, asyncio.get_running_loop().time())
         session.handle(frame, session.last_frame_at)
+        if self._health is not None and self._health[0] == info.incarnation:
+            session.health = self._health[1]
+        self._health = info.incarnation, session.health
         if self._stuck_at == (info.incarnation, session.load.rounds):
             session.quarantined_until = session.last_frame_at + QUARANTINE_S
         return session
@@ -151,7 +159,11 @@ class WorkerLink:
 
     async def _write(self, call: Any, session: WorkerSession) -> None:
         while True:
-            await call.write(await session.outbox.get())
+            command = await session.outbox.get()
+            try:
+                await call.write(command)
+            except asyncio.InvalidStateError:
+                return  # the call has just ended
 
     async def _watch(self, session: WorkerSession) -> None:
         """Beats; returns when the session has to end."""

@@ -14,7 +14,9 @@ from typing import Protocol
 from paceline.core.errors import PacelineError, Unavailable
 from paceline.router.hopes import DOUBT_S, chance_of_late, expected_misses
 from paceline.router.links import NOWHERE, Place, distance_cost, seen_cost
+from paceline.router.outliers import Health
 from paceline.router.pace import PromptPace
+from paceline.router.request import WorkerLife
 from paceline.rpc import convert
 from paceline.v1 import common_pb2, worker_pb2
 
@@ -58,6 +60,7 @@ class Flight:
         "cancelled",
         "computing",
         "ended",
+        "fell",
         "hoped_itl_s",
         "listener",
         "pending_cost",
@@ -83,6 +86,7 @@ class Flight:
         self.pending_cost = pending_cost
         self.computing = False  # the worker should be making steps for it
         self.ended = False  # the worker holds nothing of it
+        self.fell = False  # the worker was lost while it held something of it
         self.used = False  # the worker has heard of it
         self.cancelled = False  # the worker was told to drop it
         self.hoped_itl_s = 0.0  # from token to token; 0: its request said nothing
@@ -171,10 +175,15 @@ class WorkerSession:
         self.shortest_step_s = 0.0  # of late; 0: nothing is known
         self._is_paced = False  # one of its steps was timed
         self.quarantined_until = 0.0  # it got stuck before; a sign of its step loop ends this
+        self.health = Health()
         self.lost: str | None = None
         self._slots = itertools.count(1)
         self._busy_until = 0.0
         self._busy_pause = BUSY_BACKOFF_S[0]
+
+    @property
+    def life(self) -> WorkerLife:
+        return self.worker_id, self.incarnation
 
     @property
     def num_in_flight(self) -> int:
@@ -186,6 +195,7 @@ class WorkerSession:
             self.lost is None
             and now >= self._busy_until
             and now >= self.quarantined_until
+            and self.health.may_take(now, len(self.flights))
             and now - self.last_frame_at <= stale_after_s
             and len(self.flights) < num_slots
             and self.context_length >= num_tokens
@@ -195,7 +205,8 @@ class WorkerSession:
     def is_usable(self, now: float, stale_after_s: float) -> bool:
         """May get new work; it may be busy all the same."""
         fresh = now - self.last_frame_at <= stale_after_s and now >= self.quarantined_until
-        return self.lost is None and fresh and not self.load.draining
+        is_well = now >= self.health.ejected_until
+        return self.lost is None and fresh and is_well and not self.load.draining
 
     def is_busy(self, now: float) -> bool:
         """It said Busy a moment ago: asking again at once would be a storm."""
@@ -297,6 +308,7 @@ class WorkerSession:
             return
         self.lost = reason
         for flight in list(self.flights.values()):
+            flight.fell = flight.is_held and not self.load.draining
             flight.ended = True
             flight.listener.on_error(flight, Unavailable("a worker was lost"))
 

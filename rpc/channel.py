@@ -23,6 +23,8 @@ _OPTIONS = [
     ("grpc.keepalive_timeout_ms", 2000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.enable_retries", 0),  # routers do, see docs/routing.md
+    ("grpc.service_config_disable_resolution", 1),  # which may bring retries, too
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]

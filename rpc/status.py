@@ -26,6 +26,7 @@ STATUS = {
     ErrorCode.INVALID_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
     ErrorCode.CONTEXT_LENGTH_EXCEEDED: grpc.StatusCode.INVALID_ARGUMENT,
     ErrorCode.MODEL_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    ErrorCode.REQUEST_QUARANTINED: grpc.StatusCode.FAILED_PRECONDITION,
     ErrorCode.OVERLOADED: grpc.StatusCode.RESOURCE_EXHAUSTED,
     ErrorCode.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
     ErrorCode.DEADLINE_EXCEEDED: grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -63,6 +64,16 @@ def error_of(failure: grpc.RpcError) -> PacelineError:
     if reason := known_reason(details):
         return IncompatiblePeer(reason, field="tls")
     return Unavailable(_CUT_OFF if _is_cut_off(details) else "the peer does not answer")
+
+
+def tells_end(failure: grpc.RpcError) -> bool:
+    """Whether a peer that was there has ended: nobody listens at its place, or who does says that
+    there is nothing to attach to."""
+    answer: Any = failure if isinstance(failure, grpc.Call | grpc.aio.AioRpcError) else None
+    if answer is None or answer.code() is not grpc.StatusCode.UNAVAILABLE:
+        return False
+    has_word = any(name == ERROR_TRAILER for name, _ in answer.trailing_metadata() or ())
+    return has_word or "Connection refused" in (answer.details() or "")
 
 
 def _is_cut_off(details: str) -> bool:

@@ -19,7 +19,7 @@ from paceline.router.lineup import Answer, Lineup, Turn
 from paceline.router.metrics import RouterMetrics
 from paceline.router.mirror import KvEvent, MirrorSet
 from paceline.router.placement import Line, Placer
-from paceline.router.request import Request
+from paceline.router.request import Request, WorkerLife
 from paceline.router.worker_session import Flight, WorkerSession
 from paceline.rpc.redis_schema import DEVICE, MAX_EVENT_KEYS, Kind
 from paceline.sim.clock import Agenda, run_virtual
@@ -134,6 +134,8 @@ class Silent:
     def emit(self, emission: common_pb2.Emission) -> None: ...
 
     def fail(self, slot: int, error: Exception) -> None: ...
+
+    def set_back(self, slot: int, num_failures: int, lost: WorkerLife | None) -> None: ...
 
 
 _SILENT = Silent()

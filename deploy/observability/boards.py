@@ -269,6 +269,15 @@ ROUTER = Board(
             (
                 Query("sum(increase(paceline_router_worker_lost_total[5m]))", "lost in 5 min"),
                 Query("sum(paceline_router_workers_quarantined)", "quarantined"),
+                Query("sum(paceline_router_workers_ejected)", "ejected"),
+                Query(
+                    "sum(increase(paceline_router_retries_refused_total[5m]))",
+                    "retries refused in 5 min",
+                ),
+                Query(
+                    "sum(increase(paceline_router_requests_quarantined_total[5m]))",
+                    "requests that killed two in 5 min",
+                ),
             ),
         ),
         Panel(

@@ -79,6 +79,20 @@ async def test_the_terms_of_each_worker_that_was_considered_are_printed(
         assert not any("request-2" in line for line in explain.lines)
 
 
+async def test_requests_in_quarantine_are_told_of(store: RedisServer, explain: Explain) -> None:
+    async with router_bench(store) as bench:
+        for name in ("d0", "d1"):
+            await bench.add(name, poison=666)
+        client = await bench.client()
+        await client.generate(prompt=[666] * 20)
+        assert await explain(bench, "--last", "1") == 0
+        assert re.fullmatch(
+            r"\d\d:\d\d:\d\d request-1 is in quarantine for (600|5\d\d) s more: d0, d1 died of it"
+            r" \(fingerprint [0-9a-f]{12}\)",
+            explain.lines[-1],
+        )
+
+
 def test_terms_that_round_to_0_are_left_out() -> None:
     worker = control_pb2.ConsideredWorker(uncached=0.2, running=32.6, pull=0.4)
     assert cost_of(worker) == "uncached 0 + running 33 = 33, 0 cached"

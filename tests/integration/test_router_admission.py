@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import DeadlineExceeded
-from paceline.router.request import Request
+from paceline.router.request import Request, WorkerLife
 from paceline.v1 import common_pb2
 from tests.support.fake_worker import tokens_of
 from tests.support.redis_server import RedisServer, redis_server
@@ -251,6 +251,8 @@ class _Sink:
 
     def fail(self, slot: int, error: Exception) -> None:
         self.errors.append(error)
+
+    def set_back(self, slot: int, num_failures: int, lost: WorkerLife | None) -> None: ...
 
 
 async def test_work_whose_time_is_over_when_its_turn_comes_never_starts(

@@ -13,7 +13,7 @@ from paceline.core.errors import Unavailable
 from paceline.rpc.channel import make_server
 from paceline.v1 import common_pb2
 from paceline.v1.common_pb2 import Emission, PositionLogprobs, SlotError, TokenLogprob, TokenRequest
-from paceline.v1.control_pb2 import GatewayFrame, ModelInfo, RouterFrame
+from paceline.v1.control_pb2 import GatewayFrame, ModelInfo, RouterFrame, SlotSetback
 from paceline.v1.control_pb2_grpc import (
     RouterServiceServicer,
     add_RouterServiceServicer_to_server,
@@ -44,6 +44,7 @@ class Reply:
     placement: common_pb2.Placement | None = None  # with the first
     later_placement: common_pb2.Placement | None = None  # with the second
     names_choice: bool = False  # the first token is the choice's digit
+    setback: SlotSetback | None = None  # before the first token
     prompt_parts: Sequence[common_pb2.PromptLogprobs] = ()
 
 
@@ -168,6 +169,9 @@ class FakeRouter(RouterServiceServicer):
         if submission.request.WhichOneof("wanted") == "pooling" and reply.error is None:
             outbox.put_nowait(RouterFrame(emissions=[_embedding(submission, reply)]))
             return
+        if reply.setback is not None:
+            reply.setback.slot = submission.slot
+            outbox.put_nowait(RouterFrame(setbacks=[reply.setback]))
         for part in reply.prompt_parts:
             scored = Emission(slot=submission.slot, prompt_logprobs=part)
             outbox.put_nowait(RouterFrame(emissions=[scored]))

@@ -86,6 +86,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.holds = False  # prefill: keeps its slot until it is told to let go
         self.fail_with: common_pb2.ErrorCode | None = None  # every new slot, once it would emit
         self.die_after: int | None = None  # tokens
+        self.poison: int | None = None  # it dies of a prompt that begins with this
+        self.cut_by_poison = False  # or its streams alone break
         self.num_emitted = 0
         self.num_waiting_tokens = 0
         self.num_free_pages = 1000
@@ -129,6 +131,14 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
                 task.cancel()
         await self._server.stop(grace=None)
         self.streams.clear()
+
+    async def _suffer(self) -> None:
+        if self.cut_by_poison:
+            for stream in self.streams:
+                stream.running.clear()
+                stream.frames.put_nowait(None)
+        else:
+            await self.die()
 
     @property
     def open_slots(self) -> int:
@@ -250,6 +260,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
 
     def _run_step(self, stream: Stream, running: Running, frame: worker_pb2.WorkerFrame) -> None:
         if asyncio.get_running_loop().time() < running.not_before:
+            return
+        if self.poison is not None and running.request.token_ids[0] == self.poison:
+            self._tasks.append(asyncio.create_task(self._suffer()))
             return
         if self.fail_with is not None:
             error = common_pb2.Error(code=self.fail_with, message="scripted")

@@ -34,6 +34,7 @@ class Answer:
         self.num_choices = 1
         self.request = common_pb2.TokenRequest()
         self.last: common_pb2.Emission | None = None
+        self.setbacks: list[control_pb2.SlotSetback] = []
 
     @property
     def ended(self) -> bool:
@@ -123,6 +124,8 @@ class Client:
             self.num_frames += 1
             for emission in frame.emissions:
                 self.answers[emission.slot].take(emission)
+            for setback in frame.setbacks:
+                self.answers[setback.slot].setbacks.append(setback)
             for failed in frame.errors:
                 answer = self.answers[failed.slot]
                 answer.error = failed.error

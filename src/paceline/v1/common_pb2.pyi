@@ -22,6 +22,7 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_INTERNAL: _ClassVar[ErrorCode]
     ERROR_CODE_INVALID_API_KEY: _ClassVar[ErrorCode]
     ERROR_CODE_RATE_LIMITED: _ClassVar[ErrorCode]
+    ERROR_CODE_REQUEST_QUARANTINED: _ClassVar[ErrorCode]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -48,6 +49,7 @@ ERROR_CODE_INCOMPATIBLE_PEER: ErrorCode
 ERROR_CODE_INTERNAL: ErrorCode
 ERROR_CODE_INVALID_API_KEY: ErrorCode
 ERROR_CODE_RATE_LIMITED: ErrorCode
+ERROR_CODE_REQUEST_QUARANTINED: ErrorCode
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -131,8 +133,16 @@ class SamplingParams(_message.Message):
     num_prompt_logprobs: int
     def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., n: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., num_logprobs: _Optional[int] = ..., min_p: _Optional[float] = ..., typical_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., bad_words: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ..., logits_processors: _Optional[_Iterable[_Union[LogitsProcessor, _Mapping]]] = ..., num_prompt_logprobs: _Optional[int] = ...) -> None: ...
 
+class WorkerLife(_message.Message):
+    __slots__ = ("worker_id", "incarnation")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    incarnation: str
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
+
 class TokenRequest(_message.Message):
-    __slots__ = ("request_id", "model", "tenant", "root_key", "token_ids", "num_prompt_tokens", "sampling", "pooling", "choices", "priority", "budget_ms", "block_keys", "cache_salt", "traceparent", "epoch", "ttft_ms", "itl_ms", "tenant_weight")
+    __slots__ = ("request_id", "model", "tenant", "root_key", "token_ids", "num_prompt_tokens", "sampling", "pooling", "choices", "priority", "budget_ms", "block_keys", "cache_salt", "traceparent", "epoch", "ttft_ms", "itl_ms", "tenant_weight", "lost_workers", "num_failures")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -151,6 +161,8 @@ class TokenRequest(_message.Message):
     TTFT_MS_FIELD_NUMBER: _ClassVar[int]
     ITL_MS_FIELD_NUMBER: _ClassVar[int]
     TENANT_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    LOST_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FAILURES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     tenant: str
@@ -169,7 +181,9 @@ class TokenRequest(_message.Message):
     ttft_ms: float
     itl_ms: float
     tenant_weight: float
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., root_key: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., choices: _Optional[_Iterable[int]] = ..., priority: _Optional[int] = ..., budget_ms: _Optional[int] = ..., block_keys: _Optional[bytes] = ..., cache_salt: _Optional[str] = ..., traceparent: _Optional[str] = ..., epoch: _Optional[int] = ..., ttft_ms: _Optional[float] = ..., itl_ms: _Optional[float] = ..., tenant_weight: _Optional[float] = ...) -> None: ...
+    lost_workers: _containers.RepeatedCompositeFieldContainer[WorkerLife]
+    num_failures: int
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., root_key: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., choices: _Optional[_Iterable[int]] = ..., priority: _Optional[int] = ..., budget_ms: _Optional[int] = ..., block_keys: _Optional[bytes] = ..., cache_salt: _Optional[str] = ..., traceparent: _Optional[str] = ..., epoch: _Optional[int] = ..., ttft_ms: _Optional[float] = ..., itl_ms: _Optional[float] = ..., tenant_weight: _Optional[float] = ..., lost_workers: _Optional[_Iterable[_Union[WorkerLife, _Mapping]]] = ..., num_failures: _Optional[int] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "logprob")

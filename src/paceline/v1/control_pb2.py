@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from paceline.v1 import common_pb2 as paceline_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19paceline/v1/control.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/common.proto\"\x9f\x01\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontent_digest\x18\x02 \x01(\t\x12\x16\n\x0eserving_digest\x18\x03 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x04 \x01(\r\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x13\n\x0bunavailable\x18\x06 \x01(\x08\x12\x13\n\x0bhidden_size\x18\x07 \x01(\r\"r\n\x0cGatewayFrame\x12,\n\x06submit\x18\x01 \x01(\x0b\x32\x1a.paceline.v1.SubmitRequestH\x00\x12,\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x1a.paceline.v1.CancelRequestH\x00\x42\x06\n\x04\x62ody\"I\n\rSubmitRequest\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12*\n\x07request\x18\x02 \x01(\x0b\x32\x19.paceline.v1.TokenRequest\".\n\rCancelRequest\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12\x0f\n\x07\x63hoices\x18\x02 \x03(\r\"\xb1\x01\n\x0bRouterFrame\x12(\n\temissions\x18\x01 \x03(\x0b\x32\x15.paceline.v1.Emission\x12&\n\x06\x65rrors\x18\x02 \x03(\x0b\x32\x16.paceline.v1.SlotError\x12&\n\x06models\x18\x03 \x03(\x0b\x32\x16.paceline.v1.ModelInfo\x12\x16\n\x0emodels_changed\x18\x04 \x01(\x08\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\";\n\x0e\x45xplainRequest\x12\x15\n\rnum_decisions\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\";\n\x0f\x45xplainResponse\x12(\n\tdecisions\x18\x01 \x03(\x0b\x32\x15.paceline.v1.Decision\"\xdc\x01\n\x08\x44\x65\x63ision\x12\x0f\n\x07unix_ms\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\r\n\x05model\x18\x04 \x01(\t\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12\x15\n\rnum_remaining\x18\x06 \x01(\r\x12\x16\n\x0eprefill_worker\x18\x07 \x01(\t\x12\x15\n\rdecode_worker\x18\x08 \x01(\t\x12\x31\n\nconsidered\x18\t \x03(\x0b\x32\x1d.paceline.v1.ConsideredWorker\"\xcb\x01\n\x10\x43onsideredWorker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x12\n\nis_prefill\x18\x02 \x01(\x08\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\x12\x10\n\x08uncached\x18\x04 \x01(\x01\x12\x0f\n\x07waiting\x18\x05 \x01(\x01\x12\x12\n\nunreported\x18\x06 \x01(\x01\x12\x0f\n\x07running\x18\x07 \x01(\x01\x12\x0f\n\x07\x62\x61lance\x18\x08 \x01(\x01\x12\x0e\n\x06misses\x18\t \x01(\x01\x12\x0c\n\x04pull\x18\n \x01(\x01\x32\x98\x01\n\rRouterService\x12\x41\n\x06\x41ttach\x12\x19.paceline.v1.GatewayFrame\x1a\x18.paceline.v1.RouterFrame(\x01\x30\x01\x12\x44\n\x07\x45xplain\x12\x1b.paceline.v1.ExplainRequest\x1a\x1c.paceline.v1.ExplainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19paceline/v1/control.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/common.proto\"\x9f\x01\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontent_digest\x18\x02 \x01(\t\x12\x16\n\x0eserving_digest\x18\x03 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x04 \x01(\r\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x13\n\x0bunavailable\x18\x06 \x01(\x08\x12\x13\n\x0bhidden_size\x18\x07 \x01(\r\"r\n\x0cGatewayFrame\x12,\n\x06submit\x18\x01 \x01(\x0b\x32\x1a.paceline.v1.SubmitRequestH\x00\x12,\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x1a.paceline.v1.CancelRequestH\x00\x42\x06\n\x04\x62ody\"I\n\rSubmitRequest\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12*\n\x07request\x18\x02 \x01(\x0b\x32\x19.paceline.v1.TokenRequest\".\n\rCancelRequest\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12\x0f\n\x07\x63hoices\x18\x02 \x03(\r\"\xdd\x01\n\x0bRouterFrame\x12(\n\temissions\x18\x01 \x03(\x0b\x32\x15.paceline.v1.Emission\x12&\n\x06\x65rrors\x18\x02 \x03(\x0b\x32\x16.paceline.v1.SlotError\x12&\n\x06models\x18\x03 \x03(\x0b\x32\x16.paceline.v1.ModelInfo\x12\x16\n\x0emodels_changed\x18\x04 \x01(\x08\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x12*\n\x08setbacks\x18\x06 \x03(\x0b\x32\x18.paceline.v1.SlotSetback\"X\n\x0bSlotSetback\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12\x14\n\x0cnum_failures\x18\x02 \x01(\r\x12%\n\x04lost\x18\x03 \x01(\x0b\x32\x17.paceline.v1.WorkerLife\";\n\x0e\x45xplainRequest\x12\x15\n\rnum_decisions\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"q\n\x0f\x45xplainResponse\x12(\n\tdecisions\x18\x01 \x03(\x0b\x32\x15.paceline.v1.Decision\x12\x34\n\x0bquarantined\x18\x02 \x03(\x0b\x32\x1f.paceline.v1.QuarantinedRequest\"\x87\x01\n\x12QuarantinedRequest\x12\x0f\n\x07unix_ms\x18\x01 \x01(\x04\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\'\n\x06killed\x18\x04 \x03(\x0b\x32\x17.paceline.v1.WorkerLife\x12\x0e\n\x06left_s\x18\x05 \x01(\r\"\xdc\x01\n\x08\x44\x65\x63ision\x12\x0f\n\x07unix_ms\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\r\n\x05model\x18\x04 \x01(\t\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12\x15\n\rnum_remaining\x18\x06 \x01(\r\x12\x16\n\x0eprefill_worker\x18\x07 \x01(\t\x12\x15\n\rdecode_worker\x18\x08 \x01(\t\x12\x31\n\nconsidered\x18\t \x03(\x0b\x32\x1d.paceline.v1.ConsideredWorker\"\xcb\x01\n\x10\x43onsideredWorker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x12\n\nis_prefill\x18\x02 \x01(\x08\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\x12\x10\n\x08uncached\x18\x04 \x01(\x01\x12\x0f\n\x07waiting\x18\x05 \x01(\x01\x12\x12\n\nunreported\x18\x06 \x01(\x01\x12\x0f\n\x07running\x18\x07 \x01(\x01\x12\x0f\n\x07\x62\x61lance\x18\x08 \x01(\x01\x12\x0e\n\x06misses\x18\t \x01(\x01\x12\x0c\n\x04pull\x18\n \x01(\x01\x32\x98\x01\n\rRouterService\x12\x41\n\x06\x41ttach\x12\x19.paceline.v1.GatewayFrame\x1a\x18.paceline.v1.RouterFrame(\x01\x30\x01\x12\x44\n\x07\x45xplain\x12\x1b.paceline.v1.ExplainRequest\x1a\x1c.paceline.v1.ExplainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,15 +41,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CANCELREQUEST']._serialized_start=421
   _globals['_CANCELREQUEST']._serialized_end=467
   _globals['_ROUTERFRAME']._serialized_start=470
-  _globals['_ROUTERFRAME']._serialized_end=647
-  _globals['_EXPLAINREQUEST']._serialized_start=649
-  _globals['_EXPLAINREQUEST']._serialized_end=708
-  _globals['_EXPLAINRESPONSE']._serialized_start=710
-  _globals['_EXPLAINRESPONSE']._serialized_end=769
-  _globals['_DECISION']._serialized_start=772
-  _globals['_DECISION']._serialized_end=992
-  _globals['_CONSIDEREDWORKER']._serialized_start=995
-  _globals['_CONSIDEREDWORKER']._serialized_end=1198
-  _globals['_ROUTERSERVICE']._serialized_start=1201
-  _globals['_ROUTERSERVICE']._serialized_end=1353
+  _globals['_ROUTERFRAME']._serialized_end=691
+  _globals['_SLOTSETBACK']._serialized_start=693
+  _globals['_SLOTSETBACK']._serialized_end=781
+  _globals['_EXPLAINREQUEST']._serialized_start=783
+  _globals['_EXPLAINREQUEST']._serialized_end=842
+  _globals['_EXPLAINRESPONSE']._serialized_start=844
+  _globals['_EXPLAINRESPONSE']._serialized_end=957
+  _globals['_QUARANTINEDREQUEST']._serialized_start=960
+  _globals['_QUARANTINEDREQUEST']._serialized_end=1095
+  _globals['_DECISION']._serialized_start=1098
+  _globals['_DECISION']._serialized_end=1318
+  _globals['_CONSIDEREDWORKER']._serialized_start=1321
+  _globals['_CONSIDEREDWORKER']._serialized_end=1524
+  _globals['_ROUTERSERVICE']._serialized_start=1527
+  _globals['_ROUTERSERVICE']._serialized_end=1679
 # @@protoc_insertion_point(module_scope)

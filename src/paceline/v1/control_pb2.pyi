@@ -50,18 +50,30 @@ class CancelRequest(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., choices: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RouterFrame(_message.Message):
-    __slots__ = ("emissions", "errors", "models", "models_changed", "draining")
+    __slots__ = ("emissions", "errors", "models", "models_changed", "draining", "setbacks")
     EMISSIONS_FIELD_NUMBER: _ClassVar[int]
     ERRORS_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
     MODELS_CHANGED_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    SETBACKS_FIELD_NUMBER: _ClassVar[int]
     emissions: _containers.RepeatedCompositeFieldContainer[_common_pb2.Emission]
     errors: _containers.RepeatedCompositeFieldContainer[_common_pb2.SlotError]
     models: _containers.RepeatedCompositeFieldContainer[ModelInfo]
     models_changed: bool
     draining: bool
-    def __init__(self, emissions: _Optional[_Iterable[_Union[_common_pb2.Emission, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[_common_pb2.SlotError, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ..., models_changed: _Optional[bool] = ..., draining: _Optional[bool] = ...) -> None: ...
+    setbacks: _containers.RepeatedCompositeFieldContainer[SlotSetback]
+    def __init__(self, emissions: _Optional[_Iterable[_Union[_common_pb2.Emission, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[_common_pb2.SlotError, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ..., models_changed: _Optional[bool] = ..., draining: _Optional[bool] = ..., setbacks: _Optional[_Iterable[_Union[SlotSetback, _Mapping]]] = ...) -> None: ...
+
+class SlotSetback(_message.Message):
+    __slots__ = ("slot", "num_failures", "lost")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    NUM_FAILURES_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    num_failures: int
+    lost: _common_pb2.WorkerLife
+    def __init__(self, slot: _Optional[int] = ..., num_failures: _Optional[int] = ..., lost: _Optional[_Union[_common_pb2.WorkerLife, _Mapping]] = ...) -> None: ...
 
 class ExplainRequest(_message.Message):
     __slots__ = ("num_decisions", "request_id")
@@ -72,10 +84,26 @@ class ExplainRequest(_message.Message):
     def __init__(self, num_decisions: _Optional[int] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class ExplainResponse(_message.Message):
-    __slots__ = ("decisions",)
+    __slots__ = ("decisions", "quarantined")
     DECISIONS_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_FIELD_NUMBER: _ClassVar[int]
     decisions: _containers.RepeatedCompositeFieldContainer[Decision]
-    def __init__(self, decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ...) -> None: ...
+    quarantined: _containers.RepeatedCompositeFieldContainer[QuarantinedRequest]
+    def __init__(self, decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., quarantined: _Optional[_Iterable[_Union[QuarantinedRequest, _Mapping]]] = ...) -> None: ...
+
+class QuarantinedRequest(_message.Message):
+    __slots__ = ("unix_ms", "fingerprint", "request_id", "killed", "left_s")
+    UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    KILLED_FIELD_NUMBER: _ClassVar[int]
+    LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    unix_ms: int
+    fingerprint: str
+    request_id: str
+    killed: _containers.RepeatedCompositeFieldContainer[_common_pb2.WorkerLife]
+    left_s: int
+    def __init__(self, unix_ms: _Optional[int] = ..., fingerprint: _Optional[str] = ..., request_id: _Optional[str] = ..., killed: _Optional[_Iterable[_Union[_common_pb2.WorkerLife, _Mapping]]] = ..., left_s: _Optional[int] = ...) -> None: ...
 
 class Decision(_message.Message):
     __slots__ = ("unix_ms", "request_id", "attempt", "model", "num_tokens", "num_remaining", "prefill_worker", "decode_worker", "considered")

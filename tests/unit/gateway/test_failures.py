@@ -22,6 +22,7 @@ ERRORS = [
     ("INTERNAL", 500, "server_error", "internal", None),
     ("INVALID_REQUEST", 400, "invalid_request_error", "invalid_request", None),
     ("CONTEXT_LENGTH_EXCEEDED", 400, "invalid_request_error", "context_length_exceeded", None),
+    ("REQUEST_QUARANTINED", 422, "invalid_request_error", "request_quarantined", None),
     ("MODEL_NOT_FOUND", 404, "invalid_request_error", "model_not_found", None),
 ]
 

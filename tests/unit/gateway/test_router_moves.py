@@ -11,7 +11,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from paceline.gateway.main import GatewayServer
-from paceline.v1.common_pb2 import TokenRequest
+from paceline.v1.common_pb2 import TokenRequest, WorkerLife
+from paceline.v1.control_pb2 import SlotSetback
 from tests.support.fake_router_service import FakeRouter, Reply, bytes_reply, embedding_of
 from tests.support.gateway_deployment import gateway_config, model_info, running
 from tests.support.waits import until as until_within
@@ -118,6 +119,35 @@ async def test_a_move_that_wants_more_epochs_than_are_left_is_not_begun(
         answer = await asked
         assert answer.status_code == status, answer.text
         assert len(new.submissions) == (3 if status == 200 else 0)
+
+
+async def test_the_next_router_hears_of_attempts_that_failed_and_of_workers_that_were_lost(
+    model_dir: Path,
+) -> None:
+    """It counts on from there: routers in turn are no way around the bounds of one."""
+    lives = [WorkerLife(worker_id=f"d{i}", incarnation="a") for i in (0, 1, 0)]
+    async with two_routers(model_dir) as (deployment, old, new):
+
+        def set_back(request: TokenRequest) -> Reply:
+            number = request.epoch
+            setback = SlotSetback(num_failures=number + 1, lost=lives[number])
+            return bytes_reply(TEXT.encode(), interval_s=0.05, setback=setback)
+
+        old.reply = new.reply = set_back
+        asked = asyncio.create_task(deployment.chat())
+        await until_sent(old, 1)
+        await asyncio.sleep(0.2)
+        old.cut()
+        await until_sent(new, 1)
+        await asyncio.sleep(0.2)
+        new.cut()
+        await until(lambda: len([*old.submissions, *new.submissions]) == 3)
+        assert content(await asked) == TEXT
+        sent = [s.request for s in (*old.submissions, *new.submissions)]
+        first, second, third = sorted(sent, key=lambda request: request.epoch)
+        assert (first.num_failures, list(first.lost_workers)) == (0, [])
+        assert (second.num_failures, list(second.lost_workers)) == (1, lives[:1])
+        assert (third.num_failures, list(third.lost_workers)) == (2, lives[:2])
 
 
 async def test_a_request_that_ends_its_routers_is_given_up(model_dir: Path) -> None:

@@ -10,7 +10,7 @@ from paceline.core.errors import PacelineError
 from paceline.router.attempt import Attempt
 from paceline.router.gateway_stream import GatewayStream
 from paceline.router.planner import Candidate, Split, Whole
-from paceline.router.request import Request
+from paceline.router.request import Request, WorkerLife
 from paceline.router.worker_session import WorkerSession
 from paceline.v1 import common_pb2, worker_pb2
 
@@ -25,6 +25,8 @@ class _Sink:
 
     def fail(self, slot: int, error: PacelineError) -> None:
         raise AssertionError(error)
+
+    def set_back(self, slot: int, num_failures: int, lost: WorkerLife | None) -> None: ...
 
 
 def _request(sink: object, n: int = 1, slot: int = 5) -> Request:

@@ -1,0 +1,216 @@
+"""Which requests ran on workers that died, and which of them is the cause.
+
+A death speaks against all requests that the worker held: one of them may have killed it, or none.
+Who gets on elsewhere – some tokens more, or its end – is innocent of all deaths before. Who does
+not, and is there when a second worker dies, is the cause, unless another request shared both
+deaths, or as many workers died meanwhile that never had it: then each such request is tried by
+itself, so that the next death tells. The cause is refused, and so is what equals it (same tenant
+and prompt) for a while: a client that sends it again shall not cost two workers more.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import structlog
+
+from paceline.core.errors import RequestQuarantined
+from paceline.core.keys import HASH_BLOCK_TOKENS, KEY_BYTES
+from paceline.router.request import Request, WorkerLife
+from paceline.v1 import common_pb2, control_pb2
+
+NUM_KILLED = 2  # workers, until a request is taken for the cause
+VERDICT_S = 3.0  # in which a worker that was lost is back, or known to be dead
+SETTLE_S = 1.0  # in which all requests of a worker have told of its death, and a rack has died
+LOOK_S = 0.05
+TRIAL_WAIT_S = 30.0  # for the trials of others
+REMEMBERED_S = 600.0
+ALIBI_S = 5.0  # before its first death: whatever kills many workers may begin with others
+MAX_REMEMBERED = 4096  # requests that were on workers that died; of those caught a quarter
+
+Fate = Callable[[WorkerLife], bool | None]
+
+log = structlog.stdlib.get_logger("paceline.router")
+
+
+@dataclass(frozen=True, slots=True)
+class Caught:
+    """`until`: by the loop's clock."""
+
+    unix_s: float
+    until: float
+    request_id: str
+    killed: frozenset[WorkerLife]
+
+
+class Trial:
+    """While it lasts, no other suspect is tried."""
+
+    def __init__(self, lock: asyncio.Lock | None = None) -> None:
+        self._lock = lock
+
+    def end(self) -> None:
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.release()
+
+
+class Suspects:
+    """Of one router; gateways carry what it knows of a request to the next one. `fate`: whether a
+    worker's life has ended; None: nobody knows yet."""
+
+    def __init__(self, fate: Fate, on_caught: Callable[[], object]) -> None:
+        self._fate = fate
+        self._on_caught = on_caught
+        self._deaths: OrderedDict[bytes, dict[WorkerLife, float]] = OrderedDict()
+        self._lost: OrderedDict[WorkerLife, float] = OrderedDict()  # with any request
+        self._caught: OrderedDict[bytes, Caught] = OrderedDict()
+        self._trial = asyncio.Lock()
+
+    def check(self, request: Request) -> None:
+        """Raises RequestQuarantined for what was caught before."""
+        caught = self._caught.get(fingerprint(request)) if self._caught else None
+        if caught is not None and _now() < caught.until:
+            raise _refusal(caught)
+
+    def note(self, request: Request, lives: Iterable[WorkerLife]) -> None:
+        """It was running there when they were lost."""
+        now = _now()
+        deaths = self._deaths.setdefault(fingerprint(request), {})
+        deaths |= dict.fromkeys(lives, now)
+        self._deaths.move_to_end(fingerprint(request))
+        for life in deaths:
+            self._lost.setdefault(life, now)
+        for book in (self._deaths, self._lost):
+            while len(book) > MAX_REMEMBERED:
+                book.popitem(last=False)
+
+    def acquit(self, request: Request) -> None:
+        """It got on."""
+        if self._deaths:
+            self._deaths.pop(fingerprint(request), None)
+
+    async def judge(self, request: Request) -> None:
+        """Raises RequestQuarantined if workers died of it; waits until that can be known."""
+        self.check(request)
+        if not self._deaths or len(self._open(request)) < NUM_KILLED:
+            return
+        await asyncio.sleep(SETTLE_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(VERDICT_S):
+                await self._until_known(request)
+        self._decide(request)
+
+    async def trial(self, request: Request) -> Trial:
+        """Before it is placed: returns when it may be. Raises RequestQuarantined."""
+        await self.judge(request)
+        if len(self._killed(request)) < NUM_KILLED:
+            return Trial()
+        try:
+            async with asyncio.timeout(TRIAL_WAIT_S):
+                await self._trial.acquire()
+        except TimeoutError:
+            return Trial()
+        trial = Trial(self._trial)
+        try:
+            self._decide(request)  # another one may have been found guilty of the same deaths
+        except RequestQuarantined:
+            trial.end()
+            raise
+        if len(self._killed(request)) < NUM_KILLED:
+            trial.end()
+        return trial
+
+    def to_proto(self) -> list[control_pb2.QuarantinedRequest]:
+        """Those that are refused now, the oldest first."""
+        now = _now()
+        return [
+            control_pb2.QuarantinedRequest(
+                unix_ms=round(caught.unix_s * 1000),
+                fingerprint=name.hex(),
+                request_id=caught.request_id,
+                killed=[
+                    common_pb2.WorkerLife(worker_id=w, incarnation=i) for w, i in caught.killed
+                ],
+                left_s=round(caught.until - now),
+            )
+            for name, caught in self._caught.items()
+            if now < caught.until
+        ]
+
+    async def _until_known(self, request: Request) -> None:
+        while any(self._fate(life) is None for life in self._open(request)):  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_S)  # dials tell
+
+    def _open(self, request: Request) -> set[WorkerLife]:
+        """Deaths that speak against it. Those of workers that came back as they were do not."""
+        deaths = self._deaths.get(fingerprint(request), {}) if self._deaths else {}
+        after = _now() - REMEMBERED_S
+        for life in [one for one, at in deaths.items() if at < after or self._fate(one) is False]:
+            del deaths[life]
+        return set(deaths)
+
+    def _killed(self, request: Request) -> frozenset[WorkerLife]:
+        return frozenset(life for life in self._open(request) if self._fate(life))
+
+    def _decide(self, request: Request) -> None:
+        killed = self._killed(request)
+        is_clear = len(killed) >= NUM_KILLED and not self._shared(request, killed)
+        if is_clear and len(killed) > self._num_elsewhere(request, killed):
+            self._catch(request, killed)
+        self.check(request)
+
+    def _num_elsewhere(self, request: Request, killed: frozenset[WorkerLife]) -> int:
+        """Workers that died meanwhile without it."""
+        since = min(self._deaths[fingerprint(request)][life] for life in killed) - ALIBI_S
+        others = (life for life, at in self._lost.items() if at >= since and life not in killed)
+        return sum(self._fate(life) is True for life in others)
+
+    def _shared(self, request: Request, killed: frozenset[WorkerLife]) -> bool:
+        """Another request was there each time."""
+        own = fingerprint(request)
+        return any(killed <= lives.keys() for name, lives in self._deaths.items() if name != own)
+
+    def _catch(self, request: Request, killed: frozenset[WorkerLife]) -> None:
+        """Of these deaths nobody else is suspected any more."""
+        name = fingerprint(request)
+        caught = Caught(time.time(), _now() + REMEMBERED_S, request.request_id, killed)
+        self._caught[name] = caught
+        while len(self._caught) > MAX_REMEMBERED // 4:
+            self._caught.popitem(last=False)
+        del self._deaths[name]
+        for book in (self._lost, *self._deaths.values()):
+            for life in killed & book.keys():
+                del book[life]
+        self._on_caught()
+        log.error(
+            "request quarantined: workers died of it",
+            request_ids=[request.request_id],
+            fingerprint=name.hex(),
+            killed=sorted(worker for worker, _ in killed),
+            refused_s=REMEMBERED_S,
+        )
+
+
+def fingerprint(request: Request) -> bytes:
+    """Of tenant and prompt: the last key stands for all tokens up to its block."""
+    message, keys = request.message, request.block_keys
+    num_keyed = len(keys) // KEY_BYTES * HASH_BLOCK_TOKENS
+    rest = message.token_ids[num_keyed : message.num_prompt_tokens]
+    name = hashlib.sha256(message.root_key)
+    for part in (message.tenant.encode(), keys[-KEY_BYTES:], repr(list(rest)).encode()):
+        name.update(len(part).to_bytes(8, "little") + part)
+    return name.digest()[:16]
+
+
+def _refusal(caught: Caught) -> RequestQuarantined:
+    reason = f"{len(caught.killed)} workers died while they served this request"
+    return RequestQuarantined(f"{reason}: it is not tried again for a while")
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
