@@ -29,6 +29,19 @@ class RouterSearch:
             backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
         return link
 
+    async def addresses(self) -> list[Address]:
+        """All, those of names before others first."""
+        return await self._addresses.look_up(())
+
+    async def try_one(self, address: Address) -> RouterLink | None:
+        """None: it does not take requests."""
+        link = self._connect(address)
+        try:
+            return await _first_open([link], _OPEN_S)
+        finally:
+            if not link.is_open:
+                link.close()
+
     async def _try_all(self, avoided: Collection[Address]) -> RouterLink | None:
         """The first that opens; the others are closed."""
         tried: list[RouterLink] = []
