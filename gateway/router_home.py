@@ -34,7 +34,9 @@ class RouterHome:
         """`found`: all addresses, those of names before others first. It may lead nowhere."""
         if not found:
             return current
-        home = self.address if self.address in found else current
+        home = current
+        if self.address is not None and self.address in found:
+            home = self.address
         new = frozenset(found) - self._seen if self._seen else frozenset()
         self._seen = frozenset(found)
         if self._is_ordered and found[0].endpoint != home.endpoint:

@@ -22,7 +22,7 @@ from paceline.router.worker_records import WorkerRecords
 DISCOVER_S = 1.0  # between two looks at all records, unless a new worker tells of itself
 PAUSE_S = 0.05  # between two looks, whoever tells
 CHECK_LAG_S = 1.0
-BACKOFF_S = (0.1, 0.5)  # first and longest pause after Redis failed
+BACKOFF_S = (0.05, 0.25)  # first and longest pause after Redis failed
 
 log = structlog.stdlib.get_logger("paceline.router")
 

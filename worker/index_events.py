@@ -42,6 +42,11 @@ class IndexEvents:
     def __bool__(self) -> bool:
         return self._needs_resync or bool(self._waiting)
 
+    @property
+    def should_be_there(self) -> bool:
+        """All was told, and it is not nothing."""
+        return not self and any(self.keys.values())
+
     def add(self, event: Stored | Removed, tier: str = DEVICE) -> None:
         keys = [key[:INDEX_KEY_BYTES] for key in event.keys]
         held = self.keys.setdefault(tier, set())

@@ -7,10 +7,10 @@ a Redis that is slow, paused or gone costs dropped events, which a resync replac
 
 import asyncio
 import contextlib
+import itertools
 
 import redis.asyncio
 import structlog
-from redis.commands.core import AsyncScript
 from redis.exceptions import RedisError
 
 from paceline.engine.messages import Removed, Stored
@@ -32,7 +32,9 @@ from paceline.worker.index_events import IndexEvent, IndexEvents
 
 TIMEOUT_S = 1.0
 RETRY_S = 0.25  # after Redis failed
+CHECK_S = 0.3  # between two looks whether Redis has lost what was written
 EVENT_DELAY_S = 0.01  # events of a few steps go out together
+MAX_IN_FLIGHT = 16  # events that are sent at once: a round trip costs more than most of them
 
 # KEYS: set, sequence, stream. ARGV: worker, incarnation, kind, packed keys, ttl, stream length,
 # sequence, tier, what follows a key in the set, size of the set. Returns 0 when it did nothing.
@@ -46,11 +48,12 @@ elseif tonumber(redis.call('GET', KEYS[2]) or -1) ~= tonumber(ARGV[7]) - 1 then 
 elseif kind == '{Kind.DIGEST}' then
   if redis.call('SCARD', KEYS[1]) ~= tonumber(ARGV[10]) then return 0 end
 else
-  local change = 'SREM'
+  local change, members = 'SREM', {{}}
   if kind == '{Kind.STORED}' then change = 'SADD' end
   for i = 1, #packed, 16 do
-    redis.call(change, KEYS[1], string.sub(packed, i, i + 15) .. ARGV[9])
+    members[#members + 1] = string.sub(packed, i, i + 15) .. ARGV[9]
   end
+  redis.call(change, KEYS[1], unpack(members))
 end
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
 redis.call('SET', KEYS[2], ARGV[7], 'PX', ARGV[5])
@@ -111,7 +114,6 @@ class RedisRecord:
             socket_timeout=TIMEOUT_S,
             socket_connect_timeout=TIMEOUT_S,
             retry=None,
-            single_connection_client=True,
         )
 
     def _is_wanted(self) -> bool:
@@ -137,21 +139,23 @@ class RedisRecord:
         events: IndexEvents,
     ) -> None:
         loop = asyncio.get_running_loop()
-        script = client.register_script(_APPLY)
+        script = await client.script_load(_APPLY)  # that a Redis forgets is an error: it is new
         next_beat = next_digest = loop.time()
         while self._is_wanted():
             if loop.time() >= next_beat:
                 await self._beat(client, info)
-                next_beat = loop.time() + self._beat_s
+                next_beat = loop.time() + min(CHECK_S, self._beat_s)
             if loop.time() >= next_digest:
                 events.add_digests()
                 next_digest = loop.time() + DIGEST_S
             self._wake.clear()
-            for event in events.take():
-                if event.kind == Kind.CLEARED:
+            waiting = events.take()
+            while batch := list(itertools.islice(waiting, MAX_IN_FLIGHT)):
+                if any(event.kind == Kind.CLEARED for event in batch):
                     next_digest = loop.time()  # it ends what follows
                     self._wake.set()
-                if not await _apply(script, info, event, events.next_sequence()):
+                numbers = [events.next_sequence() for _ in batch]
+                if not await _apply(client, script, info, batch, numbers):
                     _log.warning("redis has lost the index; writing it anew")
                     events.lost()
                     self._wake.set()
@@ -163,33 +167,36 @@ class RedisRecord:
             await asyncio.sleep(EVENT_DELAY_S)
 
     async def _beat(self, client: redis.asyncio.Redis, info: worker_pb2.WorkerInfo) -> None:
-        """Renews the record; a set that has vanished (a flushed Redis) is written anew."""
+        """Renews the record; a set that has vanished (flushed, or evicted) is written anew."""
         lease_ms = round(LEASE_BEATS * 1000 * self._beat_s)
-        await client.set(worker_name(info.worker_id), info.SerializeToString(), px=lease_ms)
-        keys_name, sequence_name = _names(info)
-        await client.pexpire(keys_name, KEYS_TTL_MS)
-        if self.is_up and not await client.pexpire(sequence_name, KEYS_TTL_MS):
+        async with client.pipeline(transaction=False) as pipe:
+            pipe.set(worker_name(info.worker_id), info.SerializeToString(), px=lease_ms)
+            for name in _names(info):
+                pipe.pexpire(name, KEYS_TTL_MS)
+            _, has_keys, has_sequence = await pipe.execute()
+        if self.is_up and not (has_sequence and (has_keys or not self._events.should_be_there)):
             self._events.lost()
 
 
 async def _apply(
-    script: AsyncScript, info: worker_pb2.WorkerInfo, event: IndexEvent, sequence: int
+    client: redis.asyncio.Redis,
+    script: str,
+    info: worker_pb2.WorkerInfo,
+    events: list[IndexEvent],
+    numbers: list[int],
 ) -> bool:
-    """False when Redis has not what was written before."""
-    owner = (info.worker_id, info.incarnation)
-    limits = (KEYS_TTL_MS, MAX_EVENTS, sequence)
-    suffix = "" if event.tier == DEVICE else event.tier
-    packed = b"".join(event.keys)
-    args: list[str | bytes | int] = [
-        *owner,
-        event.kind,
-        packed,
-        *limits,
-        event.tier,
-        suffix,
-        event.num_held,
-    ]
-    return bool(await script(keys=[*_names(info), EVENTS], args=args))
+    """One after the other. False when Redis has not what was written before: then it refuses those
+    that come after, too."""
+    names, owner = [*_names(info), EVENTS], (info.worker_id, info.incarnation)
+    async with client.pipeline(transaction=False) as pipe:
+        for event, sequence in zip(events, numbers, strict=True):
+            suffix = "" if event.tier == DEVICE else event.tier
+            packed = b"".join(event.keys)
+            limits = (KEYS_TTL_MS, MAX_EVENTS, sequence)
+            args: list[str | bytes | int] = [*owner, event.kind, packed, *limits]
+            args += [event.tier, suffix, event.num_held]
+            pipe.evalsha(script, len(names), *names, *args)
+        return all(await pipe.execute())
 
 
 def _names(info: worker_pb2.WorkerInfo) -> tuple[str, str]:

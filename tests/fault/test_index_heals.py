@@ -173,6 +173,23 @@ async def test_a_digest_that_differs_costs_one_snapshot(
         assert published.num_diverged == 1
 
 
+async def test_a_set_that_was_evicted_is_written_anew_before_anything_changes(
+    store: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By none of the digests, which come later."""
+    monkeypatch.setattr(redis_record, "DIGEST_S", 1000.0)
+    async with _published(store) as published:
+        await published.redis_holds(4)
+        await published.bench.redis.delete(keys_name(*published.owner))
+        await published.redis_holds(4)
+        assert published.num_blocks == 4
+        published.hold(0)  # a set without members is none, and nothing is missing
+        await until(lambda: published.num_blocks == 0)
+        sequence = await published.bench.redis.get(sequence_name(*published.owner))
+        await asyncio.sleep(3 * redis_record.CHECK_S)
+        assert await published.bench.redis.get(sequence_name(*published.owner)) == sequence
+
+
 async def test_a_record_is_withdrawn_whatever_is_being_written(store: RedisServer) -> None:
     """A cancellation may be lost inside of a call to Redis; the end of a worker must not be."""
     for number in range(12):

@@ -368,9 +368,12 @@ async def test_junk_in_events_sets_and_numbers_is_refused_and_counted(store: Red
             {**owner, "s": "3", "k": "exploded", "b": b""},
             {**owner, "s": "3", "k": "stored", "b": b"x" * (2 << 20)},
             {"w": b"\xff", "i": b"\xff", "s": "1", "k": "stored", "b": b""},
+            {**owner, "s": "3", "k": "stored", "b": b"", "t": b"\xff"},
+            {**owner, "s": "3", "k": "stored", "b": b"", "t": "t" * 33},
         ):
             await bench.redis.xadd("pl:1:events", fields)
         await until(lambda: _refused(bench).get("event_form", 0) == 4)
+        await until(lambda: _refused(bench).get("tier_form", 0) == 2)
         assert (_refused(bench)["event_size"], _refused(bench)["sequence_form"]) == (1, 2)
         await publisher.publish("stored", _KEYS[2:5])
         await until(lambda: _blocks(bench, worker) == 5)
@@ -397,6 +400,27 @@ async def test_keys_of_the_wrong_type_cost_the_hint_and_nothing_else(store: Redi
         await bench.redis.delete("pl:1:events", f"pl:1:keys:{owner}", f"pl:1:seq:{owner}")
         await Publisher(bench, worker).publish("stored", _KEYS[:3])
         await until(lambda: _blocks(bench, worker) == 3, 10)
+
+
+@pytest.mark.parametrize("reason", ["keys_type", "keys_size"])
+async def test_a_key_set_that_is_none_or_too_large_costs_its_worker_what_is_known_of_it(
+    store: RedisServer, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    async with router_bench(store) as bench:
+        worker, other = await bench.add("d0"), await bench.add("d1")
+        await Publisher(bench, other).publish("stored", _KEYS[:3])
+        publisher, owner = Publisher(bench, worker), f"d0:{worker.info.incarnation}"
+        await publisher.publish("stored", _KEYS[:2])
+        await until(lambda: _blocks(bench, worker) == 2 and _blocks(bench, other) == 3)
+        if reason == "keys_type":
+            await bench.redis.set(f"pl:1:keys:{owner}", "a string")
+        else:
+            monkeypatch.setattr(bench.router.index, "max_keys", 10)
+            await bench.redis.sadd(f"pl:1:keys:{owner}", *(os.urandom(16) for _ in range(40)))
+        await bench.redis.set(f"pl:1:seq:{owner}", 9)  # something was missed: all is read again
+        await until(lambda: _refused(bench).get(reason, 0) >= 1, 10)
+        assert (_blocks(bench, worker), _blocks(bench, other)) == (0, 3)
+        (await (await bench.client()).generate()).check(8)
 
 
 async def test_workers_without_a_lease_stay_while_their_stream_lives(store: RedisServer) -> None:
