@@ -8,6 +8,7 @@ failed, wrong_tokens, leaked_blocks   sums over all cells; who is refused under 
                                       has not failed
 pause_p99_s_ROLE                      of the streams of the cell that kills one of that role
 overload_refused                      of those, how many
+overload_refused_p50_ms, _p99_ms      after so long; the client is on the same machine
 overload_goodput_of_peak              answers a second at ten times the load, of the peak
 overload_normal_after_s               until a request takes no longer than before, when it is over
 """
@@ -164,6 +165,7 @@ class Matrix:
         found = self.judge([pick for pick, _ in served], [answer for _, answer in served])
         found["leaked_blocks"] = settle(self.cluster).pages
         found["refused"] = len(answers) - len(served)
+        found |= refusal_ms([answer for answer in answers if is_refused(answer)])
         found["goodput"] = (len(served) - found["failed"]) / took_s
         found["normal_after_s"] = normal_s
         show("overload: " + ", ".join(f"{key} {value:g}" for key, value in found.items()))
@@ -183,6 +185,12 @@ class Matrix:
 
 def is_refused(answer: Answer) -> bool:
     return answer.status in REFUSED
+
+
+def refusal_ms(refused: list[Answer]) -> dict[str, float]:
+    """How long refusals took."""
+    times = sorted(1000 * (a.events[0].at_s - a.sent_s) for a in refused if a.events) or [0.0]
+    return {f"refused_p{q}_ms": times[len(times) * q // 100] for q in (50, 99)}
 
 
 def peak(cluster: Cluster, calls: list[Call]) -> float:
@@ -217,6 +225,8 @@ def measure(options: Options) -> dict[str, float]:
         **sums,
         **pauses,
         "overload_refused": overload["refused"],
+        "overload_refused_p50_ms": overload["refused_p50_ms"],
+        "overload_refused_p99_ms": overload["refused_p99_ms"],
         "overload_goodput_of_peak": overload["goodput"] / peak_per_s,
         "overload_normal_after_s": overload["normal_after_s"],
     }

@@ -90,6 +90,28 @@ async def test_a_full_queue_refuses_at_once_with_retry_after(store: RedisServer)
         await bench.check_idle()
 
 
+async def test_vllm_18826_ten_times_what_fits_is_refused_and_the_rest_served(
+    store: RedisServer,
+) -> None:
+    """https://github.com/vllm-project/vllm/issues/18826: a queue without a bound."""
+    async with router_bench(store, queue_limit=8, max_slots_per_worker=4) as bench:
+        await bench.add("d0", step_s=0.05)
+        client, lengths, answers = await bench.client(), [0], []
+        for _ in range(10 * (8 + 4)):
+            answers.append(await client.submit(max_tokens=4))
+            lengths.append(len(bench.router.coordinator.queue))
+        await until(lambda: all(answer.ended for answer in answers))
+        refused = [answer.error for answer in answers if answer.error is not None]
+        served = [answer for answer in answers if answer.error is None]
+        assert max(lengths) <= 8 and len(served) >= 8 + 4 and refused
+        for error in refused:
+            assert error.code == common_pb2.ERROR_CODE_OVERLOADED and error.retry_after_ms >= 1000
+        for answer in served:
+            answer.check(4)
+        (await client.generate(max_tokens=4)).check(4)
+        await bench.check_idle()
+
+
 async def test_priority_then_arrival(store: RedisServer) -> None:
     async with router_bench(store, max_slots_per_worker=1) as bench:
         decode = await bench.add("d0", full=True)
