@@ -1,5 +1,4 @@
-"""Replays a load on simulated workers: the router's fleet, index, placement and accounting are its
-own code, with a clock that we set; only streams, Redis and engines are not there."""
+"""Replays a load on simulated workers, by one router or several that do not know each other."""
 
 import asyncio
 import hashlib
@@ -12,19 +11,15 @@ from functools import cached_property, partial
 
 from paceline.core.keys import INDEX_KEY_BYTES, KEY_BYTES
 from paceline.router.attempt import Attempt
-from paceline.router.config import RouterConfig
-from paceline.router.fleet import Fleet
-from paceline.router.index import PrefixIndex
-from paceline.router.lineup import Answer, Lineup, Turn
-from paceline.router.metrics import RouterMetrics
-from paceline.router.mirror import KvEvent, MirrorSet
-from paceline.router.placement import Line, Placer
+from paceline.router.mirror import KvEvent
+from paceline.router.placement import Line
 from paceline.router.request import Request, WorkerLife
-from paceline.router.worker_session import Flight, WorkerSession
+from paceline.router.worker_session import Flight
 from paceline.rpc.redis_schema import DEVICE, MAX_EVENT_KEYS, Kind
 from paceline.sim.clock import Agenda, run_virtual
 from paceline.sim.policies import PlacerOf
 from paceline.sim.profile import Profile
+from paceline.sim.router import SimulatedRouter, Waiting
 from paceline.sim.slo import Slo
 from paceline.sim.trace import HASH_BLOCKS, Arrival
 from paceline.sim.worker import MockWorker, StepTimes, Work
@@ -34,7 +29,6 @@ MODEL, DIGEST = "simulated", "5a" * 32
 BEAT_S = 1.0
 MAX_TOKENS = 4096  # that requests ask for: how many come is known to workers alone
 EVENT_BLOCKS = MAX_EVENT_KEYS // HASH_BLOCKS
-INDEX_BYTES = 512 << 20
 LENGTH = common_pb2.FINISH_REASON_LENGTH
 
 
@@ -45,6 +39,7 @@ class Setup:
     profile: Profile
     num_prefill: int = 0
     num_decode: int = 8
+    num_routers: int = 1  # side by side; each request comes to one of them by lot
     noise: float = 0.1
     seed: int = 0
     time_scale: float = 1.0  # arrivals come so many times as fast
@@ -119,11 +114,11 @@ class BlockKeys:
 _KEYS = BlockKeys()
 
 
-@dataclass(eq=False)
-class Attached:
-    """A link whose worker is connected, as the fleet knows them, and what it leads to."""
+@dataclass(slots=True, eq=False)
+class Served:
+    """A worker, and how many events it has told routers of."""
 
-    session: WorkerSession
+    info: worker_pb2.WorkerInfo
     worker: MockWorker
     sequence: int = 0
 
@@ -141,13 +136,6 @@ class Silent:
 _SILENT = Silent()
 
 
-@dataclass(slots=True, eq=False)
-class Waiting:
-    turn: Turn
-    line: Line
-    outcome: Outcome
-
-
 class Cluster:
     """`run` once."""
 
@@ -155,20 +143,19 @@ class Cluster:
         self._agenda = agenda
         self._setup = setup
         self._load = load
-        config = RouterConfig(secret="s" * 32, max_slots_per_worker=1 << 20)
-        self._fleet = Fleet(config, RouterMetrics())
-        self._mirrors = MirrorSet(PrefixIndex(INDEX_BYTES))
         chance = random.Random(setup.seed)
-        self._placer: Placer = make_placer(
-            config, self._fleet, self._mirrors, random.Random(chance.random())
-        )
-        self._links: dict[str, Attached] = {}
+        chances = [random.Random(chance.random())]  # of routers
+        self._workers: dict[str, Served] = {}
         for number in range(setup.num_prefill):
-            self._attach(f"p{number}", worker_pb2.ROLE_PREFILL, random.Random(chance.random()))
+            self._add(f"p{number}", worker_pb2.ROLE_PREFILL, random.Random(chance.random()))
         for number in range(setup.num_decode):
-            self._attach(f"d{number}", worker_pb2.ROLE_DECODE, random.Random(chance.random()))
-        self._fleet.refresh_models(0.0)
-        self._lineup: Lineup[Waiting] = Lineup()
+            self._add(f"d{number}", worker_pb2.ROLE_DECODE, random.Random(chance.random()))
+        self._lot = random.Random(chance.random())
+        chances += [random.Random(chance.random()) for _ in range(setup.num_routers - 1)]
+        infos = [served.info for served in self._workers.values()]
+        self._routers = [SimulatedRouter(infos, make_placer, chance) for chance in chances]
+        for served in self._workers.values():
+            self._publish(served, Kind.CLEARED, b"")
         self._outcomes = [Outcome(arrival) for arrival in load.arrivals]
         self._num_open = len(self._outcomes)
         self._num_missed = 0
@@ -178,8 +165,8 @@ class Cluster:
         for number, arrival in enumerate(self._load.arrivals):
             when = arrival.at_s / self._setup.time_scale
             self._agenda.at(when, partial(self._arrive, number, when))
-        for link in self._links.values():
-            self._beat(link)
+        for served in self._workers.values():
+            self._beat(served)
         turns = 0
         most_missed = len(self._outcomes)
         if self._setup.gives_up:
@@ -188,11 +175,11 @@ class Cluster:
             turns += 1
             if not turns % 4096:
                 await asyncio.sleep(0)  # callbacks of futures that nobody waits for
-        times = [link.worker.times for link in self._links.values()]
+        times = [served.worker.times for served in self._workers.values()]
         busy = sum(self._busy) / len(self._busy) if self._busy else 0.0
         return Replay(self._outcomes, times, busy, self._num_open > 0)
 
-    def _attach(self, name: str, role: worker_pb2.Role, chance: random.Random) -> None:
+    def _add(self, name: str, role: worker_pb2.Role, chance: random.Random) -> None:
         profile = self._setup.profile
         info = worker_pb2.WorkerInfo(
             worker_id=name,
@@ -204,12 +191,8 @@ class Cluster:
             num_pages=profile.num_pages,
         )
         worker = MockWorker(profile, self._agenda, chance, self._setup.noise)
-        link = Attached(WorkerSession(info, 0.0), worker)
-        self._links[name] = link
-        self._fleet.links[name] = link  # type: ignore[assignment]
-        self._mirrors.follow(name, "1")
-        self._publish(link, Kind.CLEARED, b"")
-        worker.on_step = partial(self._stepped, link)
+        self._workers[name] = served = Served(info, worker)
+        worker.on_step = partial(self._stepped, served)
 
     def _arrive(self, number: int, when: float) -> None:
         message = self._load.messages[number]
@@ -219,33 +202,23 @@ class Cluster:
             message.ttft_ms, message.itl_ms = 1000 * slo.ttft_limit_s(arrival), 1000 * slo.itl_s
         request = Request(number, message, _SILENT, 1e6)
         line = Line(request, DIGEST, (0,), request.turn(number))
-        self._outcomes[number].arrival = self._load.arrivals[number]
-        self._lineup.push(Waiting(line.turn, line, self._outcomes[number]))
-        self._serve()
+        outcome = self._outcomes[number]
+        outcome.arrival = self._load.arrivals[number]
+        waiting = Waiting(line.turn, line, partial(self._drive, outcome))
+        self._lot.choice(self._routers).push(waiting)
 
-    def _serve(self) -> None:
-        self._lineup.serve(self._ask)
-
-    def _ask(self, waiting: Waiting) -> Answer:
-        """As the router's queue."""
-        placed = self._placer.place(waiting.line)
-        if placed is None:
-            return Answer.NO_ROOM
-        self._drive(placed, waiting.outcome)
-        return Answer.PLACED
-
-    def _drive(self, attempt: Attempt, outcome: Outcome) -> None:
+    def _drive(self, outcome: Outcome, attempt: Attempt) -> None:
         arrived = attempt.request.created_at
-        compute = self._links[attempt.compute.session.worker_id]
+        compute = self._workers[attempt.compute.session.worker_id].worker
         attempt.compute.compute(worker_pb2.WorkerCommand())
-        compute.session.outbox.get_nowait()
+        attempt.compute.session.outbox.get_nowait()
         outcome.worker = outcome.reader = attempt.compute.session.worker_id
         num_more = outcome.arrival.num_output_tokens - 1
 
         def first_token() -> None:
             outcome.ttft_s = self._agenda.now - arrived
             outcome.num_cached = work.num_cached
-            self._emit(compute, attempt.compute, 0, 1, not num_more, work.num_cached)
+            self._emit(attempt.compute, 0, 1, not num_more, work.num_cached)
             if reader is not None:
                 pull_s = num_pulled * self._setup.profile.pull_s
                 ready = self._agenda.now + self._setup.profile.pull_launch_s + pull_s
@@ -253,11 +226,9 @@ class Cluster:
 
         def end() -> None:
             outcome.total_s = self._agenda.now - arrived
-            at, flight = compute, attempt.compute
-            if reader is not None and attempt.decode is not None:
-                at, flight = reader, attempt.decode
             if num_more:
-                self._emit(at, flight, 1, num_more, True, 0)
+                flight = attempt.compute if attempt.decode is None else attempt.decode
+                self._emit(flight, 1, num_more, True, 0)
             for open_flight in attempt.flights:
                 open_flight.ended = True
             attempt.close()
@@ -265,69 +236,70 @@ class Cluster:
             slo = self._setup.slo
             self._num_missed += not slo.is_met(outcome.arrival, outcome.ttft_s, outcome.total_s)
 
-        reader: Attached | None = None
+        reader: MockWorker | None = None
         work = Work(outcome.arrival, first_token, end)
         joining = work
         num_pulled = 0
         if attempt.decode is not None and num_more:
-            reader = self._links[attempt.decode.session.worker_id]
+            reader = self._workers[attempt.decode.session.worker_id].worker
             attempt.decode.send(worker_pb2.WorkerCommand())
-            reader.session.outbox.get_nowait()
+            attempt.decode.session.outbox.get_nowait()
             outcome.reader = attempt.decode.session.worker_id
             work.decodes = False
             joining = Work(outcome.arrival, first_token, end)
-            num_pulled = reader.worker.reserve(joining)
-        compute.worker.submit(work)
+            num_pulled = reader.reserve(joining)
+        compute.submit(work)
 
-    def _hand_over(self, source: Attached, held: Work, reader: Attached, joining: Work) -> None:
-        source.worker.release(held)
-        reader.worker.join(joining)
+    def _hand_over(self, source: MockWorker, held: Work, reader: MockWorker, joining: Work) -> None:
+        source.release(held)
+        reader.join(joining)
 
-    def _emit(
-        self, link: Attached, flight: Flight, first: int, count: int, ends: bool, num_cached: int
-    ) -> None:
+    def _emit(self, flight: Flight, first: int, count: int, ends: bool, num_cached: int) -> None:
+        """To the router that has asked for it."""
         frame = worker_pb2.WorkerFrame()
         emission = frame.emissions.add(slot=flight.slot, position=first)
         emission.token_ids.extend([1] * count)
         emission.num_cached_tokens = num_cached
         if ends:
             emission.finish = LENGTH
-        link.session.handle(frame, self._agenda.now)
+        flight.session.handle(frame, self._agenda.now)
 
-    def _stepped(self, link: Attached) -> None:
+    def _stepped(self, served: Served) -> None:
         """A step's frame, and what it lets go on."""
-        self._tell(link)
-        changes = link.worker.cache.changes
+        self._tell()
+        changes = served.worker.cache.changes
         for stored, those in itertools.groupby(changes, key=operator.itemgetter(0)):
             kind = Kind.STORED if stored else Kind.REMOVED
             packed = [_KEYS.short(block) for _, block in those]
             for start in range(0, len(packed), EVENT_BLOCKS):
-                self._publish(link, kind, b"".join(packed[start : start + EVENT_BLOCKS]))
+                self._publish(served, kind, b"".join(packed[start : start + EVENT_BLOCKS]))
         changes.clear()
-        frame = worker_pb2.WorkerFrame(load=link.worker.load())
-        link.session.handle(frame, self._agenda.now)
-        if self._lineup:
-            self._serve()
+        self._send_load(served)
 
-    def _tell(self, link: Attached) -> None:
+    def _tell(self) -> None:
         """How evenly sequences lie, as long as there are several for each worker."""
-        loads = [other.session.num_in_flight for other in self._links.values()]
+        loads = [sum(r.num_in_flight(name) for r in self._routers) for name in self._workers]
         if sum(loads) >= 4 * len(loads):
             self._busy.append(max(loads) * len(loads) / sum(loads))
 
-    def _beat(self, link: Attached) -> None:
-        frame = worker_pb2.WorkerFrame(load=link.worker.load())
-        link.session.handle(frame, self._agenda.now)
-        if self._lineup:
-            self._serve()
-        self._agenda.at(self._agenda.now + BEAT_S, partial(self._beat, link))
+    def _beat(self, served: Served) -> None:
+        self._send_load(served)
+        self._agenda.at(self._agenda.now + BEAT_S, partial(self._beat, served))
 
-    def _publish(self, link: Attached, kind: Kind, packed: bytes) -> None:
+    def _send_load(self, served: Served) -> None:
+        """All routers hear of it before one of them acts."""
+        frame = worker_pb2.WorkerFrame(load=served.worker.load())
+        for router in self._routers:
+            router.hear(served.info.worker_id, frame, self._agenda.now)
+        for router in self._routers:
+            router.serve()
+
+    def _publish(self, served: Served, kind: Kind, packed: bytes) -> None:
         assert len(packed) <= MAX_EVENT_KEYS * INDEX_KEY_BYTES
-        link.sequence += 1
-        name = link.session.worker_id
-        event = KvEvent(name, "1", link.sequence, kind, DEVICE, packed)
-        self._mirrors.workers[name].apply(event)
+        served.sequence += 1
+        event = KvEvent(served.info.worker_id, "1", served.sequence, kind, DEVICE, packed)
+        for router in self._routers:
+            router.note(event)
 
 
 def replay(setup: Setup, load: Load, make_placer: PlacerOf) -> Replay:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from paceline.router.placement import Placer
 from paceline.sim.cluster import Load, Setup, replay
+from paceline.sim.floor import idle_ttfts
 from paceline.sim.goodput import good_share
 from paceline.sim.policies import (
     DynamoCost,
@@ -42,12 +43,16 @@ def _sessions(num_sessions: int, seed: int, pause_s: float = 0.3) -> Load:
 
 @settings(max_examples=8, deadline=None)
 @given(
-    st.integers(0, 10**6), st.integers(0, 3), st.integers(1, 4), st.sampled_from([None, *FORMULAS])
+    st.integers(0, 10**6),
+    st.integers(0, 3),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.sampled_from([None, *FORMULAS]),
 )
 def test_every_request_ends_once_and_all_is_given_back(
-    seed: int, num_prefill: int, num_decode: int, formula: Formula | None
+    seed: int, num_prefill: int, num_decode: int, num_routers: int, formula: Formula | None
 ) -> None:
-    setup = Setup(SMALL, num_prefill, num_decode, seed=seed)
+    setup = Setup(SMALL, num_prefill, num_decode, num_routers=num_routers, seed=seed)
     make_placer = Placer if formula is None else by_formula(formula)
     done = replay(setup, _sessions(6, seed), make_placer)
     assert not done.gave_up
@@ -65,6 +70,25 @@ def test_the_same_seed_gives_the_same_outcomes(num_prefill: int) -> None:
     assert first == replay(setup, load, Placer)
     assert first == replay(setup, _sessions(8, 3), Placer)
     assert first != replay(replace(setup, seed=6), load, Placer)
+
+
+def test_several_routers_know_what_each_other_s_requests_left_behind() -> None:
+    load = _sessions(24, 3)
+    setup = Setup(SMALL, 0, 3, seed=5)
+    cached = [
+        sum(o.num_cached for o in replay(replace(setup, num_routers=n), load, Placer).outcomes)
+        for n in (1, 3)
+    ]
+    assert cached[1] > 0.9 * cached[0]
+
+
+def test_a_prompt_alone_takes_what_is_the_floor_of_all() -> None:
+    load = _sessions(6, 3, pause_s=30.0)
+    done = replay(Setup(H200_LLAMA_8B, 0, 1, noise=0), load, Placer)
+    floor = idle_ttfts(H200_LLAMA_8B, load.arrivals)
+    late = [o.ttft_s / least for o, least in zip(done.outcomes, floor, strict=True)]
+    assert sorted(late)[len(late) // 2] == pytest.approx(1)
+    assert min(late) >= 1 - 1e-9
 
 
 def test_a_request_alone_takes_what_the_profile_says() -> None:
