@@ -1,4 +1,5 @@
 """The convention of all benchmarks: `python -m benchmarks.NAME [--quick] [--peer]`, from the root.
+Some take `--only PART` besides.
 
 Progress goes to stderr. The last line on stdout is one JSON object: name, commit, machine, figures.
 """
@@ -12,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,16 +28,22 @@ REPEATS = 5
 class Options:
     quick: bool  # a minute at most, for `make bench`
     peer: bool  # also measure what others offer, where it is installed
+    only: str = ""  # the part to measure; empty: all
 
 
 Figures = Mapping[str, float]
 
 
-def publish(name: str, measure: Callable[[Options], Figures]) -> int:
-    """Parses the command line, measures and prints the result. Returns the exit status."""
+def publish(name: str, measure: Callable[[Options], Figures], parts: Collection[str] = ()) -> int:
+    """Parses the command line, measures and prints the result. Returns the exit status.
+
+    `parts`: what can be measured alone.
+    """
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a shorter run")
     parser.add_argument("--peer", action="store_true", help="also measure peers")
+    if parts:
+        parser.add_argument("--only", default="", choices=parts, help="measure one part alone")
     options = Options(**vars(parser.parse_args()))
     figures = {key: round(value, 4) for key, value in measure(options).items()}
     result = {"name": name, "commit": commit(), "machine": machine(), "figures": figures}

@@ -2,7 +2,8 @@
 
 Two routers, two prefill and two decode workers, mock model. A cell of the matrix sends requests at
 random moments, does its fault after a quarter of them, and compares every answer with that of an
-undisturbed run. `pause` is the longest wait for a token in a stream, the first one's included.
+undisturbed run. `pause` is the longest wait for a token in a stream, the first one's included; what
+is shown of a cell tells those waits, `ttft`, from others, `gap`.
 
 failed, wrong_tokens, leaked_blocks   sums over all cells; who is refused under overload (429, 503)
                                       has not failed
@@ -11,6 +12,7 @@ overload_refused                      of those, how many
 overload_refused_p50_ms, _p99_ms      after so long; the client is on the same machine
 overload_goodput_of_peak              answers a second at ten times the load, of the peak
 overload_normal_after_s               until a request takes no longer than before, when it is over
+--only PART                           one cell alone, "kill decode-0" for example
 """
 
 import asyncio
@@ -18,7 +20,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,6 +91,7 @@ CELLS: dict[str, Fault] = {
     **{f"stop {name}": stop(name) for name in VICTIMS},
     "restart workers and routers": restart_all,
 }
+OVERLOADED = "overload"
 
 
 def templates(model: Path) -> list[Call]:
@@ -146,11 +149,12 @@ class Matrix:
         for answer in answers:
             if not answer.is_complete:
                 show(f"failed: {answer.status} {answer.error}")
-        pauses = sorted(map(pause_s, answers))
         return {
             "failed": sum(not answer.is_complete for answer in answers),
             "wrong_tokens": num_differing(answers, [self.expected[pick] for pick in picks]),
-            "pause_p99_s": pauses[len(pauses) * 99 // 100],
+            "pause_p99_s": p99(map(pause_s, answers)),
+            "ttft_p99_s": p99(answer.ttft_s for answer in answers),
+            "gap_p99_s": p99(answer.longest_gap_s for answer in answers),
         }
 
     def overload(self) -> dict[str, float]:
@@ -183,6 +187,11 @@ class Matrix:
         return time.monotonic() - began
 
 
+def p99(values: Iterable[float]) -> float:
+    ordered = sorted(values)
+    return ordered[len(ordered) * 99 // 100]
+
+
 def is_refused(answer: Answer) -> bool:
     return answer.status in REFUSED
 
@@ -213,27 +222,36 @@ def measure(options: Options) -> dict[str, float]:
         peak_per_s = peak(cluster, calls)
         show(f"peak {peak_per_s:.1f} a second")
         matrix = Matrix(cluster, scale, calls, expected, peak_per_s)
-        found = {name: matrix.cell(name, fault) for name, fault in CELLS.items()}
-        overload = matrix.overload()
-    everything = [*found.values(), overload]
-    sums = {k: sum(c[k] for c in everything) for k in ("failed", "wrong_tokens", "leaked_blocks")}
+        cells = {name: fault for name, fault in CELLS.items() if options.only in ("", name)}
+        found = {name: matrix.cell(name, fault) for name, fault in cells.items()}
+        if options.only not in CELLS:
+            found[OVERLOADED] = matrix.overload()
+    return figures(found, peak_per_s)
+
+
+def figures(found: dict[str, dict[str, float]], peak_per_s: float) -> dict[str, float]:
+    sums = {
+        k: sum(c[k] for c in found.values()) for k in ("failed", "wrong_tokens", "leaked_blocks")
+    }
     pauses = {
-        f"pause_p99_s_{name.partition('-')[0]}": found[f"kill {name}"]["pause_p99_s"]
+        f"pause_p99_s_{name.partition('-')[0]}": found[cell]["pause_p99_s"]
         for name in VICTIMS
+        if (cell := f"kill {name}") in found
     }
-    return {
-        **sums,
-        **pauses,
-        "overload_refused": overload["refused"],
-        "overload_refused_p50_ms": overload["refused_p50_ms"],
-        "overload_refused_p99_ms": overload["refused_p99_ms"],
-        "overload_goodput_of_peak": overload["goodput"] / peak_per_s,
-        "overload_normal_after_s": overload["normal_after_s"],
-    }
+    shown = {**sums, **pauses}
+    if overload := found.get(OVERLOADED):
+        shown |= {
+            "overload_refused": overload["refused"],
+            "overload_refused_p50_ms": overload["refused_p50_ms"],
+            "overload_refused_p99_ms": overload["refused_p99_ms"],
+            "overload_goodput_of_peak": overload["goodput"] / peak_per_s,
+            "overload_normal_after_s": overload["normal_after_s"],
+        }
+    return shown
 
 
 def main() -> int:
-    return publish("fault_matrix", measure)
+    return publish("fault_matrix", measure, parts=(*CELLS, OVERLOADED))
 
 
 if __name__ == "__main__":
