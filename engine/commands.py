@@ -109,8 +109,6 @@ class Commands:
     def _has_row(self, leader: Sequence) -> bool:
         scheduler = self.groups.scheduler
         wanted, max_running = self.groups.num_rows_wanted(), scheduler.config.max_running
-        if scheduler.waiting.is_before(leader):
-            return wanted + len(scheduler.waiting) < max_running
         return wanted < max_running + -(-max_running // ROW_SLACK)
 
     def _new_group(self, slot: int, spec: RequestSpec, prefill_only: bool) -> Group | None:

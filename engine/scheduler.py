@@ -4,6 +4,7 @@ decodes first       one token each; a sequence without room for it takes a page,
                     from the sequence that is last by priority and arrival (preemption)
 chunks              running prompts, then waiting ones that fit whole, under the rest of the
                     token budget and the time budget
+rows                by priority and arrival, whether KV was pulled or has to be computed
 a preempted one     loses pages and row, and computes again, from the prefix cache if it can
 
 A sequence whose promised page is pinned by a reader for the moment waits for another step. One
@@ -64,7 +65,7 @@ class Scheduler:
         self.num_stuck = 0
         self._must_preempt = False
         self._num_unscored = _MAX_SCORED
-        self._promote_ready()
+        self._fill_rows()
         decodes = self._decodes()
         if self._must_preempt:
             return None
@@ -107,13 +108,17 @@ class Scheduler:
         self.ready.discard(sequence)
         sequence.stage = stage
 
-    def _promote_ready(self) -> None:
-        while not self.state.is_full:
-            sequence = self.ready.first()
-            if sequence is None:
-                return
+    def _fill_rows(self) -> None:
+        """By priority and arrival: those that have pages, and one prompt at a time before them, to
+        which else nothing would be left for as long as others come with their pages."""
+        while not self.state.is_full and (sequence := self.ready.first()) is not None:
+            if self.waiting.is_before(sequence) and not self._has_prompt() and self._take_in():
+                continue
             self.ready.discard(sequence)
             self.state.add(sequence)
+
+    def _has_prompt(self) -> bool:
+        return any(s.num_tokens - s.num_computed > 1 for s in self.state.sequences)
 
     def _decodes(self) -> list[Scheduled]:
         growing = [
@@ -198,18 +203,26 @@ class Scheduler:
             sequence = self.waiting.first()
             if sequence is None or (self._scores_of(sequence) and not self._num_unscored):
                 return
-            grant = self._grant(sequence)
-            if grant is None:
+            if not self._take_in():
                 return
-            self.waiting.discard(sequence)
-            if grant.missing:
-                self.on_fill(sequence, grant.missing)
-                continue
-            self.newly_admitted.append(sequence)
-            self.state.add(sequence)
-            entry = self._chunk(sequence, budget)
+            entry = self._chunk(sequence, budget) if sequence.row >= 0 else None
             if entry is not None:
                 (decodes if sequence.num_remaining == 1 else chunks).append(entry)
+
+    def _take_in(self) -> bool:
+        """The first one that waits: into a row, or away, to be filled. False: no pages for it."""
+        sequence = self.waiting.first()
+        assert sequence is not None
+        grant = self._grant(sequence)
+        if grant is None:
+            return False
+        self.waiting.discard(sequence)
+        if grant.missing:
+            self.on_fill(sequence, grant.missing)
+        else:
+            self.newly_admitted.append(sequence)
+            self.state.add(sequence)
+        return True
 
     def _grant(self, sequence: Sequence) -> Grant | None:
         """The last token is always computed here, and what is to be scored or pooled: cached pages

@@ -26,6 +26,10 @@ class Busy(Exception):
     """The decode worker has no room now; nothing was computed."""
 
 
+class Moved(Busy):
+    """Another worker may begin with it sooner."""
+
+
 class Attempt:
     """Made when a plan is found: from then on its slots count as in flight, until `close`."""
 
@@ -207,6 +211,9 @@ class Attempt:
 
     def on_busy(self, flight: Flight) -> None:
         self.fail(Busy())
+
+    def on_moved(self, flight: Flight) -> None:
+        self.fail(Moved())
 
     def on_ended(self, flight: Flight) -> None:
         """Prefill ends its slot once its KV was taken; any other end is too early here."""

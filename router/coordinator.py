@@ -26,7 +26,7 @@ from paceline.core.errors import (
 from paceline.core.keys import tenant_digest
 from paceline.core.tracing import Tracing
 from paceline.router.admission import AdmissionQueue
-from paceline.router.attempt import Attempt, Busy
+from paceline.router.attempt import Attempt, Busy, Moved
 from paceline.router.config import RouterConfig
 from paceline.router.decision_log import DecisionLog
 from paceline.router.dispatch import Dispatcher
@@ -236,6 +236,8 @@ class Coordinator:
         self, line: Line, attempt: Attempt, failure: PacelineError | Busy
     ) -> None:
         """Prepares the next attempt, or raises the error that is final."""
+        if isinstance(failure, Moved):
+            return
         if isinstance(failure, Busy | Overloaded):
             self._metrics.busy.inc()
             if attempt.failed_at is not None:

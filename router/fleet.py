@@ -12,6 +12,7 @@ from paceline.router.config import RouterConfig
 from paceline.router.metrics import RouterMetrics
 from paceline.router.pace import costs, mean_pace
 from paceline.router.request import WorkerLife
+from paceline.router.takeover import movable
 from paceline.router.worker_link import WorkerLink
 from paceline.router.worker_session import WorkerSession
 from paceline.v1 import common_pb2, control_pb2, worker_pb2
@@ -21,7 +22,6 @@ OTHERS_AVERAGE_S = 5.0  # over so long the share of other routers is smoothed
 MAX_OTHERS = 15.0  # what is more is taken for a fault of counting
 SHOWN_DIGITS = 12  # of a content digest
 MODEL_MEMORY_S = 60.0  # least time that a model without workers is unavailable, then unknown
-
 
 log = structlog.stdlib.get_logger("paceline.router")
 
@@ -244,6 +244,19 @@ class Fleet:
         self._metrics.worker_up.labels(session.worker_id, _role(session)).set(1)
         self._metrics.worker_in_flight.labels(session.worker_id).set(0)
         self._model_change()
+        self._give_work(session)
+
+    def _give_work(self, came: WorkerSession) -> None:
+        """Of what waits at its peers."""
+        now = asyncio.get_running_loop().time()
+        revision = self._revisions.get(came.info.content_digest)
+        if revision is None or not came.is_usable(now, self._config.stale_after_s):
+            return
+        flights = list(movable(came, revision.prefill if came.is_prefill else revision.decode))
+        for flight in flights:
+            flight.listener.on_moved(flight)
+        if flights:
+            log.info("a worker takes over", worker=came.worker_id, num_requests=len(flights))
 
     def session_lost(self, session: WorkerSession, reason: str) -> None:
         self._metrics.worker_up.remove(session.worker_id, _role(session))

@@ -277,6 +277,30 @@ async def test_no_worker_for_long_is_said_at_once_and_at_first_waited_for(
         await bench.check_idle()
 
 
+async def test_a_worker_that_comes_up_takes_its_part_of_what_waits_elsewhere(
+    store: RedisServer,
+) -> None:
+    """Of a line of nine at one worker every other one, and nothing that has begun."""
+    async with router_bench(store) as bench:
+        crowded = await bench.add("d0")
+        client = await bench.client()
+        running = await client.submit(max_tokens=500)
+        await until(lambda: running.tokens)
+        crowded.full = True
+        waiting = [await client.submit(num_prompt=400, max_tokens=8) for _ in range(9)]
+        session = bench.router.fleet.links["d0"].session
+        assert session is not None
+        await until(lambda: session.load.num_waiting == 10)
+        came = await bench.add("d1")
+        await until(lambda: len(came.commands("run")) == 4)
+        taken = [run.request.request_id for run in came.commands("run")]
+        assert taken == [answer.request.request_id for answer in waiting[1::2]]
+        crowded.full = False
+        await until(lambda: running.ended, 20)
+        running.check(500)
+        await _finish(bench, waiting, 8)
+
+
 async def test_requests_wait_for_the_only_decode_worker_to_come_back(store: RedisServer) -> None:
     async with router_bench(store, worker_wait_s=20) as bench:
         decode = await bench.add("d0", step_s=0.02)

@@ -156,14 +156,18 @@ def test_rows_are_reserved_with_the_pages() -> None:
     assert reader.of(Reserved, 5)
 
 
-def test_who_waits_for_a_row_comes_before_a_reservation() -> None:
-    reader = bench(max_running=1)
-    specs = {slot: request(prompt(20, slot), max_tokens=20) for slot in (1, 2)}
-    reader.handle(*(Submit(slot, spec) for slot, spec in specs.items())).step()
-    reader.step()
-    reader.handle(Reserve(3, request(prompt(20, 3)))).run()
-    assert reader.of(Refused, 3)
-    assert all(reader.tokens(slot) == alone(spec)[0] for slot, spec in specs.items())
+def test_prompts_and_hand_overs_get_rows_in_the_order_in_which_they_came() -> None:
+    """Neither is kept out by those of the other kind that come later."""
+    source, reader = bench(), bench(max_running=1)
+    specs = {slot: request(prompt(20, slot), max_tokens=20) for slot in (1, 2, 3, 4)}
+    source.handle(Submit(3, specs[3], prefill_only=True)).run()
+    reader.handle(Submit(1, specs[1])).step()
+    reader.handle(Submit(2, specs[2]), Reserve(3, specs[3]), Submit(4, specs[4])).step()
+    pull(source, reader, specs[3], 3)
+    reader.handle(Adopt(3, source.of(HandoffReady, 3)[0].first_tokens)).run()
+    assert [ended.slot for ended in reader.of(Ended)] == [1, 2, 3, 4]
+    for slot, spec in specs.items():
+        assert source.tokens(slot) + reader.tokens(slot) == alone(spec)[0]
 
 
 def test_promised_output_is_not_given_to_others() -> None:

@@ -1,36 +1,13 @@
 import asyncio
-from typing import Any
 
 import pytest
 
-from paceline.core.errors import PacelineError
 from paceline.router.hopes import RECOVERY_S
 from paceline.router.links import LAST_SHARE, NODE_COST, ZONE_COST
 from paceline.router.pace import MIN_SEEN
 from paceline.router.worker_session import OUTBOX_LIMIT, WorkerSession
 from paceline.v1 import common_pb2, worker_pb2
-
-
-class _Heard:
-    """A Listener that remembers."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, Any]] = []
-
-    def on_emission(self, flight: Any, emission: Any) -> None:
-        self.calls.append(("emission", list(emission.token_ids)))
-
-    def on_reserved(self, flight: Any, num_cached_tokens: int) -> None:
-        self.calls.append(("reserved", num_cached_tokens))
-
-    def on_busy(self, flight: Any) -> None:
-        self.calls.append(("busy", None))
-
-    def on_ended(self, flight: Any) -> None:
-        self.calls.append(("ended", None))
-
-    def on_error(self, flight: Any, error: PacelineError) -> None:
-        self.calls.append(("error", error.code))
+from tests.unit.router.listener import Heard
 
 
 def _session(incarnation: str = "i1") -> WorkerSession:
@@ -40,7 +17,7 @@ def _session(incarnation: str = "i1") -> WorkerSession:
 def _paced(step_s: float) -> WorkerSession:
     """After 99 steps of this length."""
     session = _session()
-    with session.fly(_Heard(), 10) as flight:
+    with session.fly(Heard(), 10) as flight:
         flight.computing = True
         for step in range(1, 100):
             load = worker_pb2.Load(step=step, rounds=step)
@@ -50,7 +27,7 @@ def _paced(step_s: float) -> WorkerSession:
 
 def test_llm_d_1950_work_of_an_old_life_never_lands_on_the_new_counters() -> None:
     """https://github.com/llm-d/llm-d/issues/1950: the in-flight counter becomes negative."""
-    old, new, heard = _session("i1"), _session("i2"), _Heard()
+    old, new, heard = _session("i1"), _session("i2"), Heard()
     with old.fly(heard, 100):
         old.lose("closed")
         with new.fly(heard, 50):
@@ -62,7 +39,7 @@ def test_llm_d_1950_work_of_an_old_life_never_lands_on_the_new_counters() -> Non
 
 
 def test_leaving_early_tells_the_worker_unless_it_never_heard_or_has_ended() -> None:
-    session, heard = _session(), _Heard()
+    session, heard = _session(), Heard()
     with session.fly(heard, 1):
         pass
     assert session.outbox.empty()
@@ -78,7 +55,7 @@ def test_leaving_early_tells_the_worker_unless_it_never_heard_or_has_ended() -> 
 
 
 def test_a_frame_is_told_in_the_order_that_the_worker_means() -> None:
-    session, heard = _session(), _Heard()
+    session, heard = _session(), Heard()
     with session.fly(heard, 10) as flight:
         frame = worker_pb2.WorkerFrame(ended_slots=[flight.slot])
         frame.errors.add(slot=flight.slot)
@@ -102,7 +79,7 @@ def test_pauses_after_busy_grow_and_end_with_a_reservation() -> None:
 
 
 def test_progress_is_asked_for_only_while_the_worker_should_compute() -> None:
-    session, heard = _session(), _Heard()
+    session, heard = _session(), Heard()
     with session.fly(heard, 10) as flight:
         assert session.check_progress(100.0, 5.0), "nothing to compute yet"
         flight.computing = True
@@ -113,7 +90,7 @@ def test_progress_is_asked_for_only_while_the_worker_should_compute() -> None:
 
 
 def test_a_pool_full_of_pages_that_others_hold_is_no_stall() -> None:
-    session, heard = _session(), _Heard()
+    session, heard = _session(), Heard()
     with session.fly(heard, 10) as flight:
         flight.computing = True
         for second in range(100):
@@ -129,7 +106,7 @@ def test_a_pool_full_of_pages_that_others_hold_is_no_stall() -> None:
 def test_a_hung_loop_shows_whatever_the_last_load_said() -> None:
     loads = (worker_pb2.Load(rounds=1), worker_pb2.Load(num_waiting=3, rounds=1))
     for load in loads:
-        session, heard = _paced(0.05), _Heard()
+        session, heard = _paced(0.05), Heard()
         start = session.last_round_at
         session.handle(worker_pb2.WorkerFrame(load=load), start)
         with session.fly(heard, 10) as flight:
@@ -143,7 +120,7 @@ def test_a_hung_loop_shows_whatever_the_last_load_said() -> None:
 
 def test_a_worker_of_short_steps_is_stuck_sooner_than_one_of_long_ones() -> None:
     for step_s, limit_s in ((0.05, 2.0), (0.5, 5.0), (3.0, 10.0)):
-        session, heard = _paced(step_s), _Heard()
+        session, heard = _paced(step_s), Heard()
         start = session.last_round_at
         with session.fly(heard, 10) as flight:
             flight.computing = True
@@ -154,7 +131,7 @@ def test_a_worker_of_short_steps_is_stuck_sooner_than_one_of_long_ones() -> None
 
 def test_what_waits_is_what_the_worker_told_and_what_it_cannot_have_told() -> None:
     """A prompt that is half computed counts for its half; one on its way counts once."""
-    session, heard = _session(), _Heard()
+    session, heard = _session(), Heard()
 
     def told(num_waiting_tokens: int) -> int:
         load = worker_pb2.Load(num_waiting_tokens=num_waiting_tokens)
@@ -213,7 +190,7 @@ def _with_pace(session: WorkerSession, cost_s: float, step_s: float) -> WorkerSe
 
 
 def test_a_stream_gains_slack_with_fast_steps_and_a_prompt_takes_it() -> None:
-    session, heard = _with_pace(_session(), 1e-3, 0.08), _Heard()
+    session, heard = _with_pace(_session(), 1e-3, 0.08), Heard()
     with session.fly(heard, 0) as hoping, session.fly(heard, 0) as silent:
         hoping.hope(0.04)
         assert session.num_hoping == 1
@@ -230,7 +207,7 @@ def test_a_stream_gains_slack_with_fast_steps_and_a_prompt_takes_it() -> None:
 
 def test_a_stream_that_waits_for_its_first_token_has_no_slack_yet() -> None:
     session = _with_pace(_session(), 1e-3, 0.08)
-    with session.fly(_Heard(), 1000) as flight:
+    with session.fly(Heard(), 1000) as flight:
         flight.hope(0.04)
         found = session.misses(1000, 0, 50.0, float("inf"))
     assert found == pytest.approx(0.5 / RECOVERY_S), "its own prompt is ahead, and counts for both"
@@ -240,7 +217,7 @@ def test_a_first_token_behind_others_is_late() -> None:
     session = _with_pace(_session(), 1e-3, 0.08)
     assert session.misses(1000, 0, 10.0, 12.0) == 0
     assert session.misses(1000, 0, 10.0, 11.0) == 0.5
-    with session.fly(_Heard(), 1500):
+    with session.fly(Heard(), 1500):
         assert session.misses(1000, 0, 10.0, 12.0) == 1
 
 
@@ -248,7 +225,7 @@ def test_who_hopes_for_what_nobody_can_keep_is_placed_like_who_says_nothing() ->
     """A first token within 1 ms: an idle worker is no better for that than one with a second of
     prompts, and both cost nothing beside what they cost anyhow."""
     idle, behind = (_with_pace(_session(), 1e-3, 0.1) for _ in range(2))
-    with behind.fly(_Heard(), 1000):
+    with behind.fly(Heard(), 1000):
         at_once, honest = 10.001, 11.0
         found = [s.misses(200, 0, 10.0, at_once, doubt_s=0.001) for s in (idle, behind)]
         assert found == [1, 1]
@@ -256,7 +233,7 @@ def test_who_hopes_for_what_nobody_can_keep_is_placed_like_who_says_nothing() ->
 
 
 def test_a_stream_that_hopes_for_more_than_the_shortest_step_keeps_no_prompt_away() -> None:
-    session, heard = _session(), _Heard()
+    session, heard = _session(), Heard()
     with session.fly(heard, 0) as absurd:
         absurd.hope(0.001)
         absurd.computing = True
@@ -273,7 +250,7 @@ def test_the_pace_is_learned_from_prompts_that_had_nobody_before_them() -> None:
     async def run() -> None:
         session = _session()
         loop = asyncio.get_running_loop()
-        with session.fly(_Heard(), 1000) as first, session.fly(_Heard(), 1000) as second:
+        with session.fly(Heard(), 1000) as first, session.fly(Heard(), 1000) as second:
             for flight in (first, second):
                 flight.compute(worker_pb2.WorkerCommand())
             await asyncio.sleep(0.05)
@@ -281,7 +258,7 @@ def test_the_pace_is_learned_from_prompts_that_had_nobody_before_them() -> None:
                 flight.note_pace(1000, 0)
         assert session.pace._seen == 0, "each had the other beside it"
         for _ in range(MIN_SEEN):
-            with session.fly(_Heard(), 1000) as flight:
+            with session.fly(Heard(), 1000) as flight:
                 flight.compute(worker_pb2.WorkerCommand())
                 began = loop.time()
                 await asyncio.sleep(0.02)
@@ -295,7 +272,7 @@ def test_the_pace_is_learned_from_prompts_that_had_nobody_before_them() -> None:
 def test_tokens_that_see_many_others_count_for_more_while_they_wait() -> None:
     session = _session()
     session.token_cost, session.pair_cost = 0.9, 5e-5
-    with session.fly(_Heard(), 100_000, 20_000):
+    with session.fly(Heard(), 100_000, 20_000):
         assert session.num_waiting_tokens == 100_000
         assert session.waiting_cost == pytest.approx(100_000 * (0.9 + 5e-5 * 70_000))
         for step in (1, 2):  # of what was sent before the first it may not tell
