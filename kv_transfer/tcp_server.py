@@ -1,6 +1,7 @@
 """What sources that listen on a TCP port have in common: they greet readers, a thread each.
 
-Whoever connects gets HELLO_TIMEOUT_S and MAX_HELLO_BYTES to say who it is. Everything a peer can
+Whoever connects gets HELLO_TIMEOUT_S and MAX_HELLO_BYTES to say who it is, and gives way to those
+who come later: strangers who say nothing, however many, keep no reader out. Everything a peer can
 ask for is bounded: connections, pages of a request, page numbers.
 """
 
@@ -20,7 +21,8 @@ from paceline.kv_transfer.base import MAX_PIECE_PAGES, LocalPool, PageIds, Trans
 from paceline.kv_transfer.geometry import geometry_of
 from paceline.kv_transfer.tls_socket import secured
 
-MAX_CONNECTIONS = 128
+MAX_CONNECTIONS = 128  # of readers
+MAX_STRANGERS = 128  # who have not said yet who they are
 HELLO_TIMEOUT_S = 2.0
 REQUEST_TIMEOUT_S = 2.0  # from a request's first byte to its last
 
@@ -36,6 +38,8 @@ class TcpServer(ABC):
         self._token = wire.token_of(settings.secret, self.transport, settings.incarnation)
         self._lock = threading.Lock()
         self._connections: dict[socket.socket, threading.Thread] = {}
+        self._strangers: dict[socket.socket, None] = {}  # of them, the oldest first
+        self._readers: set[socket.socket] = set()
         self._closed = False
         self._listener = _listen(settings.host)
         host = settings.advertised_host or settings.host
@@ -85,12 +89,24 @@ class TcpServer(ABC):
                 daemon=True,
             )
             with self._lock:
-                welcome = not self._closed and len(self._connections) < MAX_CONNECTIONS
-                if welcome:
+                is_welcome = self._has_room()
+                if is_welcome:
                     self._connections[connection] = thread
+                    self._strangers[connection] = None
                     thread.start()
-            if not welcome:
+            if not is_welcome:
                 connection.close()
+
+    def _has_room(self) -> bool:
+        """For one more stranger: the oldest gives way. Threads of those who did may not have ended
+        yet."""
+        if self._closed or len(self._connections) >= MAX_CONNECTIONS + 2 * MAX_STRANGERS:
+            return False
+        if len(self._strangers) >= MAX_STRANGERS:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            _shut(oldest)
+        return True
 
     def _run(self, connection: socket.socket) -> None:
         try:
@@ -100,20 +116,32 @@ class TcpServer(ABC):
                 deadline = time.monotonic() + HELLO_TIMEOUT_S
                 stream = secured(connection, self._settings.tls, deadline, is_server=True)
                 hello = wire.receive_hello(stream, wire.ReaderHello, deadline)
-                if self._answer(stream, hello):
-                    self._serve(stream, hello)
+                refused = self._why_refused(hello)
+                if refused or self._is_admitted(connection):
+                    self._answer(stream, refused)
+                    if not refused:
+                        self._serve(stream, hello)
         finally:
             with self._lock:
                 del self._connections[connection]
+                self._strangers.pop(connection, None)
+                self._readers.discard(connection)
             connection.close()
 
-    def _answer(self, connection: wire.Stream, hello: wire.ReaderHello) -> bool:
-        refused = self._why_refused(hello)
+    def _is_admitted(self, connection: socket.socket) -> bool:
+        """As a reader, unless there are too many, or it has given way meanwhile."""
+        with self._lock:
+            if connection not in self._strangers or len(self._readers) >= MAX_CONNECTIONS:
+                return False
+            del self._strangers[connection]
+            self._readers.add(connection)
+            return True
+
+    def _answer(self, connection: wire.Stream, refused: str) -> None:
         welcome = None if refused else geometry_of(self._pool)
         endpoint = b"" if refused else self._endpoint()
         answer = wire.SourceHello(wire.VERSION, refused, welcome, endpoint)
         connection.sendall(wire.hello_bytes(answer))
-        return not refused
 
     def _why_refused(self, hello: wire.ReaderHello) -> str:
         if hello.version != wire.VERSION:

@@ -5,6 +5,7 @@ import pickle
 import random
 import socket
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from paceline.kv_transfer import tcp_wire as wire
 from paceline.kv_transfer.base import MAX_PIECE_PAGES, Piece
 from tests.contract.ends import SETTINGS, Ends, connected
 from tests.contract.pools import SMALL, ids, make_pool, pages_of
+from tests.support.waits import wait_for
 
 TOKEN = wire.token_of(SETTINGS.secret, "tcp", SETTINGS.incarnation)
 
@@ -159,11 +161,34 @@ def test_half_a_request_does_not_hold_a_thread(ends: Ends, monkeypatch: pytest.M
         assert_closed(connection)
 
 
-def test_connections_are_bounded(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readers_are_bounded(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp_server, "MAX_CONNECTIONS", 3)
     with connect(ends) as first, connect(ends) as second:
         say_hello(first)
         say_hello(second)
         with connect(ends) as too_many:
+            hello = wire.ReaderHello(wire.VERSION, SETTINGS.incarnation, TOKEN)
+            too_many.sendall(wire.hello_bytes(hello))
             assert_closed(too_many)
+        assert_undisturbed(ends)
+
+
+def test_strangers_give_way_to_whoever_comes_later(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many connect and say nothing: a reader is greeted, beside a link that reads on, and
+    there are never more threads than the bounds allow."""
+    monkeypatch.setattr(tcp_server, "HELLO_TIMEOUT_S", 60)
+    monkeypatch.setattr(tcp_server, "MAX_CONNECTIONS", 4)
+    monkeypatch.setattr(tcp_server, "MAX_STRANGERS", 4)
+
+    def num_threads() -> int:
+        return sum(thread.name == "tcp-source-reader" for thread in threading.enumerate())
+
+    with contextlib.ExitStack() as crowd:
+        for _ in range(40):
+            crowd.enter_context(connect(ends))
+            assert num_threads() <= 4 + 2 * 4
+        wait_for(lambda: num_threads() <= 1 + 4)  # the link's, and strangers who were not shut out
+        say_hello(crowd.enter_context(connect(ends)))
         assert_undisturbed(ends)
