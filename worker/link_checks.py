@@ -10,6 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -33,6 +34,7 @@ Compare = Callable[[CompareCanary], Awaitable[PoolReply]]
 
 MAX_APART = 1024  # sources remembered
 APART_S = 600.0  # and for how long, since a request or a record has last named them
+MAX_THREADS = 5  # links that are looked at, at once
 CANARY_TIMEOUT_S = 3.0
 TEST_BYTES = 64 << 20  # of a self-test, at most
 TEST_S = 0.25
@@ -70,6 +72,7 @@ class LinkChecks:
         self._compare = compare
         self._floor = floor
         self._turn = asyncio.Lock()  # of the arrival pages
+        self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="link-check")
         self._passed: dict[PeerKey, str] = {}  # by what
         self._apart: dict[PeerKey, Apart] = {}
 
@@ -112,7 +115,7 @@ class LinkChecks:
         _forget_older(self._apart, key)
         _forget_older(self._passed, key)
         async with self._turn:
-            await asyncio.to_thread(self._pull, description, reached)
+            await self._in_thread(lambda: self._pull(description, reached))
             compared = await self._compare(CompareCanary())
         assert isinstance(compared, CanaryCompared)
         if not compared.distance <= compared.tolerance:  # NaN is not
@@ -121,6 +124,10 @@ class LinkChecks:
             reason = f"canary: its KV differs from ours by {shown}, {limit}"
             raise IncompatiblePeer(reason, field="canary")
         _remember(self._passed, key, reached.link.transport)
+
+    async def _in_thread(self, call: Callable[[], T]) -> T:
+        """One of ours: what else this process does in threads waits for no source."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     def _pull(self, description: kv_pb2.DescribeResponse, reached: Reached) -> None:
         """Into our arrival pages."""
@@ -166,7 +173,7 @@ class LinkChecks:
         """How fast the link is; None if it broke meanwhile. A slow one is told of in the log."""
         pages = np.array([page.page for page in description.canary], np.int64)
         try:
-            speed = await asyncio.to_thread(self._measure, reached, pages)
+            speed = await self._in_thread(lambda: self._measure(reached, pages))
         except PacelineError:
             return None
         if self.is_slow(speed):

@@ -5,8 +5,10 @@ Keyed by (worker id, incarnation), never by address: what restarts behind an add
 
 import asyncio
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import grpc
 
@@ -25,7 +27,10 @@ from paceline.worker.link_checks import LinkChecks, LinkSpeed
 from paceline.worker.quarantine import PeerKey, Quarantine, Verdict
 from paceline.worker.source_calls import SourceCalls
 
+T = TypeVar("T")
+
 MAX_PEERS = 256
+MAX_CONNECTING = 16  # at once, each in a thread that a silent source holds for seconds
 CONNECT_TIMEOUT_S = 3.0
 CALL_TIMEOUT_S = 3.0
 CANARY_BEATS = 30  # between two looks at a peer's canary
@@ -115,9 +120,10 @@ class Peer:
             return Verdict.SOURCE
         return Verdict.LINK if answer.known else Verdict.GONE
 
-    async def close(self) -> None:
-        await asyncio.to_thread(self.beats.close)
-        await asyncio.to_thread(self.reached.close)
+    async def close(self, threads: Executor | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(threads, self.beats.close)
+        await loop.run_in_executor(threads, self.reached.close)
         await self.calls.close()
 
 
@@ -139,6 +145,7 @@ class PeerDirectory:
         self._connectors = connectors
         self._peers: dict[PeerKey, asyncio.Task[Peer]] = {}
         self._closing: set[asyncio.Task[None]] = set()
+        self._threads = ThreadPoolExecutor(MAX_CONNECTING, thread_name_prefix="connect")
 
     async def get(self, ticket: common_pb2.Ticket, endpoint: str) -> Peer:
         """The ticket's source, connected. Raises PeerGone or IncompatiblePeer, KvUnavailable for
@@ -229,6 +236,7 @@ class PeerDirectory:
             if isinstance(peer, Peer):
                 self._close_later(peer)
         await asyncio.gather(*self._closing, return_exceptions=True)
+        self._threads.shutdown(wait=False)
 
     def _make_room(self) -> None:
         """Drops the oldest peer at the bound."""
@@ -249,7 +257,7 @@ class PeerDirectory:
             self._close_later(peer)
 
     def _close_later(self, peer: Peer) -> None:
-        self._in_background(peer.close())
+        self._in_background(peer.close(self._threads))
 
     def _in_background(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
@@ -278,12 +286,13 @@ class PeerDirectory:
             raise
         reached = None
         try:
-            parts = (description, layouts, CONNECT_TIMEOUT_S)
-            reached = await asyncio.to_thread(self._connectors.reach, *parts)
+            reached = await self._in_thread(
+                lambda: self._connectors.reach(description, layouts, CONNECT_TIMEOUT_S)
+            )
             await self._admit(key, description, reached)
         except BaseException:
             if reached is not None:
-                await asyncio.to_thread(reached.close)
+                await self._in_thread(reached.close)
             await calls.close()
             raise
         reader = (self._info.worker_id, self._info.incarnation)
@@ -295,6 +304,10 @@ class PeerDirectory:
         peer = Peer(key, self._secret, *made)
         self._in_background(self._test(peer, description))
         return peer
+
+    async def _in_thread(self, call: Callable[[], T]) -> T:
+        """One of ours: what else this process does in threads waits for no source."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     def _plan(self, description: kv_pb2.DescribeResponse) -> LayoutMap | None:
         """Before any byte moves. Raises IncompatiblePeer for a source that will never fit."""

@@ -1,7 +1,9 @@
 """The directory of sources against real servers of KvTransferService; the links are stand-ins."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -167,6 +169,27 @@ async def test_a_ticket_of_an_incarnation_that_is_gone_leaves_the_link_to_its_su
         await peers.get(OTHER, endpoint)
     assert await peers.get(TICKET, endpoint) is peer
     assert peers.connected() == [peer]
+
+
+async def test_sources_that_do_not_let_us_connect_hold_up_no_other_threads(
+    peers: PeerDirectory, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A firewall lets calls through and drops pages: keys are hashed all the same."""
+    waits, may_go_on = threading.Event(), threading.Event()
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+
+    def reach(*description: object) -> Reached:
+        waits.set()
+        may_go_on.wait(20)
+        raise PeerGone("no transport reaches the source")
+
+    monkeypatch.setattr(peers._connectors, "reach", reach)
+    meeting = asyncio.create_task(peers.get(TICKET, endpoint))
+    await until(waits.is_set)
+    assert await asyncio.wait_for(asyncio.to_thread(int, 3), 5) == 3
+    may_go_on.set()
+    with pytest.raises(PeerGone):
+        await meeting
 
 
 async def test_a_successor_takes_the_place_of_an_incarnation(
