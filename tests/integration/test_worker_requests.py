@@ -178,10 +178,28 @@ async def test_prefill_lets_go_when_decode_never_comes(deployment: Workers) -> N
         revoke = worker_pb2.Revoke(request_id=request.request_id, attempt=ticket.attempt)
         pair.prefill.send(revoke=revoke)
         await held.until_ended(1)
+        await asyncio.to_thread(wait_for, lambda: is_free(deployment.by_name["prefill"]), 1)
         again = make_request(pair.decode.info, prompt(90, 13), max_tokens=5, ignore_eos=True)
         ticket = make_ticket(again, pair.prefill.info, pair.decode.info, lifetime_s=0.3)
         held = await pair.prefill.prefill(again, ticket).until_ended(3)
     assert isinstance(held.error, KvUnavailable)  # nobody followed: the ticket ran out
+
+
+async def test_vllm_41269_two_hundred_refusals_in_a_row_strand_no_page(
+    deployment: Workers,
+) -> None:
+    """https://github.com/vllm-project/vllm/pull/41269: decode refuses each before it is queued."""
+    prefill = deployment.by_name["prefill"]
+    async with deployment.attached("shm") as pair:
+        for i in range(200):
+            request = make_request(pair.decode.info, prompt(90, 1000 + i), max_tokens=5)
+            ticket = make_ticket(request, pair.prefill.info, pair.decode.info)
+            held = await pair.prefill.prefill(request, ticket).until_emitted(1)
+            pair.prefill.send(
+                revoke=worker_pb2.Revoke(request_id=request.request_id, attempt=ticket.attempt)
+            )
+            await held.until_ended(1)
+        assert await asyncio.to_thread(wait_for, lambda: is_free(prefill), 1) < 1
 
 
 async def test_a_router_that_leaves_frees_its_requests(deployment: Workers) -> None:
