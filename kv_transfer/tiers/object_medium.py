@@ -8,6 +8,7 @@ import contextlib
 import errno
 import io
 import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,8 @@ from paceline.core.errors import ConfigError
 
 CONNECT_TIMEOUT_S = 2.0
 READ_TIMEOUT_S = 10.0  # of silence
+READ_S = 10.0  # of one range: who asked for it has gone long before, and others wait for the thread
+PART_BYTES = 64 << 10  # between two looks at the time
 MAX_ATTEMPTS = 2
 _NUMBER = re.compile("[0-9a-f]{16}")
 _REFUSED = (301, 400, 403, 404)  # what no later attempt would change
@@ -55,12 +58,16 @@ class ObjectMedium:
             self._client.put_object(**self._object(number), Body=io.BytesIO(data))
 
     def read_into(self, number: int, offset: int, buffer: memoryview) -> None:
+        ends = time.monotonic() + READ_S
         wanted = f"bytes={offset}-{offset + len(buffer) - 1}"
         with _os_errors():
             body = self._client.get_object(**self._object(number), Range=wanted)["Body"]
             with contextlib.closing(body):
-                num_read = 0
-                while num_read < len(buffer) and (count := body.readinto(buffer[num_read:])):
+                num_read, count = 0, -1
+                while num_read < len(buffer) and count:
+                    if time.monotonic() > ends:
+                        raise TimeoutError(errno.ETIMEDOUT, "the store is too slow")
+                    count = body.readinto(buffer[num_read : num_read + PART_BYTES])
                     num_read += count
         if num_read < len(buffer):
             raise OSError(errno.EIO, "the object is shorter than it was")

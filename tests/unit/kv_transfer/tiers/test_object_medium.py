@@ -1,6 +1,7 @@
 """What a client of an object store raises becomes an OSError, which tiers expect."""
 
 import io
+import time
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -20,15 +21,24 @@ class BrokenBody(io.RawIOBase):
         raise SSLError("the record is cut off")  # botocore lets it through
 
 
+class SlowBody(io.RawIOBase):
+    """A few bytes at a time, without end."""
+
+    def readinto(self, buffer: Any) -> int:
+        time.sleep(0.01)
+        return min(len(buffer), 16)
+
+
 @dataclass
 class Client:
     stored: list[str] = field(default_factory=list)
+    body: io.RawIOBase = field(default_factory=BrokenBody)
 
     def head_bucket(self, **_: Any) -> None:
         pass
 
     def get_object(self, **_: Any) -> dict[str, Any]:
-        return {"Body": BrokenBody()}
+        return {"Body": self.body}
 
     def put_object(self, *, Key: str, **_: Any) -> None:
         self.stored.append(Key)
@@ -54,6 +64,16 @@ def medium(client: Client) -> ObjectMedium:
 def test_a_body_that_breaks_off_is_an_error_of_the_store(medium: ObjectMedium) -> None:
     with pytest.raises(OSError, match="SSLError"):
         medium.read_into(1, 0, memoryview(bytearray(4096)))
+
+
+def test_a_store_that_drips_gives_its_thread_back(
+    medium: ObjectMedium, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a store that was slow for a while would have no threads left when it is fast again."""
+    monkeypatch.setattr(object_medium, "READ_S", 0.1)
+    client.body = SlowBody()
+    with pytest.raises(TimeoutError, match="too slow"):
+        medium.read_into(1, 0, memoryview(bytearray(1 << 20)))
 
 
 def test_nothing_is_stored_in_the_place_of_what_is_not_deleted(
