@@ -1,12 +1,15 @@
 """Reader of ucx: links of a few connections each, all through one UCX worker."""
 
+import contextlib
 import itertools
+import socket
 import threading
 import time
 
 import msgspec
 import numpy as np
 
+from paceline.core.errors import PeerGone
 from paceline.core.tls import TlsConfig
 from paceline.kernels.pages import sum_pages
 from paceline.kv_transfer import tcp_wire as wire
@@ -20,6 +23,7 @@ from paceline.kv_transfer.ucx_wire import UcxEndpoint, first_tag
 from paceline.kv_transfer.ucx_worker import UcxWorker
 
 MAX_CONNECTIONS = 4  # a link; further reads wait for one
+_GOODBYE_S = 0.5  # that a source takes at most to end what it sends
 
 
 class UcxReader:
@@ -76,6 +80,7 @@ class UcxConnection(TcpClient):
         super().__init__(pool, peer, hello, tls, deadline)
         self._number = channel
         self._num_pieces = 0
+        self._is_shut = False
         try:
             self._channel = worker.open(self.endpoint, deadline)
         except BaseException:
@@ -97,7 +102,23 @@ class UcxConnection(TcpClient):
         scatter_cells(cells, memory, piece.destination_pages, group, piece.num_tokens)
         return sum_pages(memory, piece.destination_pages, group, piece.num_tokens)
 
+    def is_usable(self) -> bool:
+        return not self._is_shut and super().is_usable()
+
+    def shut(self) -> None:
+        """The source hears of it, too, and ends what it sends: see `close`."""
+        self._is_shut = True
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_WR)
+
     def close(self) -> None:
+        """The source closes first, when its messages have ended, unless it is silent. UCX 1.21 may
+        die of a peer that goes away while it has bytes for it."""
+        self.shut()
+        ends = time.monotonic() + _GOODBYE_S
+        with contextlib.suppress(PeerGone):
+            while True:
+                wire.receive(self.socket, 1, ends)
         self._channel.close()
         super().close()
 

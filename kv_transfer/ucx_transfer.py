@@ -54,6 +54,6 @@ class Flight:
         return (transfer.num_done, self._num_posted) != before
 
     @property
-    def is_in_flight(self) -> bool:
-        """Whether UCX may still read or write any part."""
-        return not all(request.completed for request in self._requests)
+    def num_in_flight(self) -> int:
+        """Parts that UCX may still read or write."""
+        return sum(not request.completed for request in self._requests)

@@ -4,6 +4,10 @@ Others hand that thread their channels and transfers, and wait. (Called from sev
 0.52 crashed when a peer died while its endpoint was closed.) ucxx is used without asyncio: each of
 its calls releases the GIL.
 
+An endpoint is closed when its messages have ended or have come to a rest. UCX 1.21 may die of a
+peer that goes away while bytes for it wait: of one event its TCP first reads, which frees the
+endpoint, and then writes (`uct_tcp_iface_handle_events`).
+
 Endpoints always have UCX's error handling, without which a read from a process that was killed
 hangs for ever. UCX uses no shared memory then, so those transports are left out, which saves 4 MB
 and four descriptors a worker.
@@ -28,6 +32,7 @@ _log = structlog.get_logger("paceline.kv_transfer")
 
 _POLL_S = 0.05  # between looks at whether the peer lives
 _IDLE_S = 1.0
+_QUIET_S = 0.2  # without a message that completes: what is in flight is waited for no longer
 _LATE_S = 5.0  # UCX should have let go of a closed channel's memory long ago
 _OPTIONS = {  # unless UCX_<name> is set
     "TLS": "^posix,sysv,cma",
@@ -88,7 +93,7 @@ class UcxWorker:
 
     def release(self, channel: "UcxChannel") -> None:
         """Returns when UCX has let go of all memory that the channel was given."""
-        self._call(lambda: channel.shut(self._api.UCXError))
+        self._call(channel.shut)
         began = time.monotonic()
         while not self.wait(lambda: channel.is_released, _LATE_S):
             seconds = round(time.monotonic() - began)
@@ -119,7 +124,7 @@ class UcxWorker:
         channel = UcxChannel(self, endpoint)
         self._channels.append(channel)
         if not opened.set_running_or_notify_cancel():
-            channel.shut(self._api.UCXError)
+            channel.shut()
             return
         opened.set_result(channel)
 
@@ -152,7 +157,8 @@ class UcxWorker:
             if self._advance():
                 continue
             if self._worker.arm():
-                poll.poll(_IDLE_S * 1000)
+                is_closing = any(channel.is_closing for channel in self._channels)
+                poll.poll((_POLL_S if is_closing else _IDLE_S) * 1000)
 
     def _make_calls(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -182,6 +188,8 @@ class UcxChannel:
         self._worker = worker
         self._endpoint = endpoint
         self._flight: Flight | None = None
+        self._num_left, self._rests_since = 0, 0.0  # messages in flight, once it closes
+        self.is_closing = False
         self.is_released = False
 
     def start(self, transfer: UcxTransfer, *, is_send: bool) -> None:
@@ -216,15 +224,11 @@ class UcxChannel:
         call = self._endpoint.tag_send if is_send else self._endpoint.tag_recv
         self._flight = Flight(transfer, lambda part, number: call(array(part), tag(number)))
 
-    def shut(self, ucx_error: type[Exception]) -> None:
-        """Cancels what is in flight; `advance` finds out when it has ended."""
-        if self._endpoint is not None:
-            try:
-                self._endpoint.close_blocking()
-            except ucx_error as error:  # what was in flight ends all the same
-                _log.warning("an endpoint of ucx did not close", why=str(error))
-            finally:
-                self._endpoint = None
+    def shut(self) -> None:
+        """Posts nothing more; `advance` closes it and finds out when all that was in flight has
+        ended."""
+        self.is_closing = True
+        self._rests_since = time.monotonic()
 
     def drop(self, failure: str) -> None:
         """Lets go of UCX, which is being destroyed."""
@@ -234,8 +238,12 @@ class UcxChannel:
 
     def advance(self, ucx_error: type[Exception]) -> bool:
         """Whether anything has changed."""
+        if self.is_closing and self._endpoint is not None and not self._is_at_rest():
+            return False
+        if self.is_closing:
+            self._close_endpoint(ucx_error)
         if self._endpoint is None:
-            if self._flight is not None and self._flight.is_in_flight:
+            if self._flight is not None and self._flight.num_in_flight:
                 return False
             self._flight = None  # here: its last references to UCX may not go in another thread
             self.is_released = True
@@ -247,6 +255,23 @@ class UcxChannel:
         except ucx_error as error:
             self._flight.transfer.error = str(error) or type(error).__name__
             return True
+
+    def _is_at_rest(self) -> bool:
+        num_left = 0 if self._flight is None else self._flight.num_in_flight
+        now = time.monotonic()
+        if num_left != self._num_left:
+            self._num_left, self._rests_since = num_left, now
+        return num_left == 0 or now - self._rests_since > _QUIET_S
+
+    def _close_endpoint(self, ucx_error: type[Exception]) -> None:
+        """Cancels what is in flight."""
+        if self._endpoint is not None:
+            try:
+                self._endpoint.close_blocking()
+            except ucx_error as error:  # what was in flight ends all the same
+                _log.warning("an endpoint of ucx did not close", why=str(error))
+            finally:
+                self._endpoint = None
 
 
 def _load() -> tuple[Any, Any]:

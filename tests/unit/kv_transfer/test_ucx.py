@@ -1,6 +1,8 @@
 """What only ucx has: its environment, and reads that are cut off in the middle."""
 
 import signal
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,8 @@ import pytest
 from paceline.core.errors import ConfigError, PeerGone
 from paceline.kv_transfer import registry
 from paceline.kv_transfer.base import Piece, TransportSettings
-from tests.contract.ends import SETTINGS
+from paceline.kv_transfer.ucx_worker import UcxChannel
+from tests.contract.ends import SETTINGS, connected
 from tests.contract.pools import LARGE, SMALL, make_pool
 from tests.contract.source_process import NUM_PAGES, source_process
 from tests.contract.transports import installed
@@ -28,6 +31,37 @@ def test_an_environment_that_ucx_cannot_start_with_is_a_config_error(
     monkeypatch.setenv("UCX_TLS", "no_such_transport")
     with pytest.raises(ConfigError, match="UCX cannot be started"):
         registry.make_source("ucx", make_pool(SMALL, 1), SETTINGS)
+
+
+def test_the_source_ends_what_it_sends_before_its_reader_closes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A UCX that had bytes for a peer which closed died in one of a hundred reads cut off so."""
+    closed: list[str] = []
+    close = UcxChannel.close
+
+    def close_and_tell(channel: UcxChannel) -> None:
+        is_reader = threading.current_thread().name == "reads"
+        if is_reader:
+            closed.append("reader")
+        close(channel)
+        if not is_reader:
+            closed.append("source")
+
+    monkeypatch.setattr(UcxChannel, "close", close_and_tell)
+    with connected("ucx", make_pool(LARGE, NUM_PAGES, 1), make_pool(LARGE, NUM_PAGES)) as ends:
+
+        def read() -> None:
+            with pytest.raises(PeerGone):
+                while True:
+                    ends.link.read(Piece(EVERY, EVERY), timeout_s=10)
+
+        reading = threading.Thread(target=read, name="reads")
+        reading.start()
+        time.sleep(0.1)
+        ends.link.close()
+        reading.join(10)
+        assert closed[:2] == ["source", "reader"]
 
 
 @pytest.mark.slow

@@ -43,6 +43,7 @@ class FakeUcx:
         self.epoll_file_descriptor = os.eventfd(0)
         self.fails_with: Exception | None = None
         self.close_fails = False
+        self.num_closed = 0
         self.may_progress = threading.Event()
         self.may_progress.set()
         self.requests: list[Request] = []
@@ -62,6 +63,7 @@ class FakeUcx:
         return self
 
     def close_blocking(self) -> None:
+        self.num_closed += 1
         if self.close_fails:
             raise UCXError("endpoint timed out")
 
@@ -117,6 +119,31 @@ def test_a_channel_that_does_not_close_well_is_closed(ucx: FakeUcx) -> None:
     worker.open(b"another", soon()).close()
     worker.close()
     assert not worker.failure
+
+
+@pytest.mark.parametrize("then", ["they end", "they rest"])
+def test_an_endpoint_is_closed_when_its_messages_end_or_rest(
+    ucx: FakeUcx, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    """UCX may die of one that is closed under traffic."""
+    monkeypatch.setattr(ucx_worker, "_QUIET_S", 60 if then == "they end" else 0.3)
+    worker = UcxWorker()
+    channel = worker.open(b"peer", soon())
+    channel.start(UcxTransfer([memoryview(b"part")] * 2, 0), is_send=False)
+    wait_for(lambda: len(ucx.requests) == 2, 2)
+    closing = threading.Thread(target=channel.close)
+    closing.start()
+    ucx.requests[0].end()
+    ucx.wake()
+    closing.join(0.1)
+    assert closing.is_alive() and not ucx.num_closed
+    if then == "they rest":
+        wait_for(lambda: ucx.num_closed)
+    ucx.requests[1].end()
+    ucx.wake()
+    closing.join(5)
+    assert channel.is_released and ucx.num_closed == 1 and len(ucx.requests) == 2
+    worker.close()
 
 
 def test_a_silent_ucx_is_waited_for_no_longer_than_the_deadline(ucx: FakeUcx) -> None:
