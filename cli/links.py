@@ -61,12 +61,11 @@ def run(config: LinksConfig) -> int:
     if not workers:
         raise Unavailable("no worker shows its metrics there")
     lines = sorted((line for one in workers for line in lines_of(one)), key=LinkLine.cells)
-    apart = {one.url: int(one.total(names.PEERS_APART)) for one in workers}
     Console().print(table(lines))
-    for url, number in apart.items():
-        if number:
-            print(f"{urlsplit(url).netloc} keeps {number} apart: see its /readyz")
-    is_degraded = any(line.is_degraded for line in lines) or any(apart.values())
+    notes = [note for one in workers for note in notes_of(one)]
+    for note in notes:
+        print(note)
+    is_degraded = any(line.is_degraded for line in lines) or bool(notes)
     return EXIT_DEGRADED if is_degraded else EXIT_OK
 
 
@@ -89,6 +88,13 @@ def lines_of(worker: Look) -> Iterator[LinkLine]:
             latency_s=latency.get(key, math.nan),
             is_degraded=bool(degraded),
         )
+
+
+def notes_of(worker: Look) -> Iterator[str]:
+    """Of sources that it reads nothing from, and has no link to."""
+    for name, what in ((names.PEERS_APART, "apart"), (names.PEERS_QUARANTINED, "in quarantine")):
+        if number := int(worker.total(name)):
+            yield f"{urlsplit(worker.url).netloc} keeps {number} {what}: see its /readyz"
 
 
 def table(lines: list[LinkLine]) -> Table:

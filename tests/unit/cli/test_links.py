@@ -20,7 +20,7 @@ def columns(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def worker(*, degraded: float, apart: float = 0) -> CollectorRegistry:
+def worker(*, degraded: float, apart: float = 0, quarantined: float = 0) -> CollectorRegistry:
     registry = CollectorRegistry()
     names.SERVICE_INFO.gauge(registry).labels("decode", "1").set(1)
     labels = "prefill-7", "tcp"
@@ -29,6 +29,7 @@ def worker(*, degraded: float, apart: float = 0) -> CollectorRegistry:
     names.LINK_TEST_LATENCY.gauge(registry).labels(*labels).set(180e-6)
     names.LINKS_DEGRADED.gauge(registry).labels(*labels).set(degraded)
     names.PEERS_APART.gauge(registry).set(apart)
+    names.PEERS_QUARANTINED.gauge(registry).set(quarantined)
     return registry
 
 
@@ -45,6 +46,15 @@ async def test_it_shows_each_link_once(
     text = capsys.readouterr().out
     assert re.search(rf"prefill-7 +127\S+ +tcp +2\.50 +1\.25 +180 +{state}", text)
     assert ("keeps 1 apart" in text) is bool(apart)
+
+
+async def test_a_source_in_quarantine_is_told_of_though_it_has_no_link(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with shown(worker(degraded=0, quarantined=2)) as urls:
+        code = await asyncio.to_thread(cli.main, ["links", f"--urls={urls[0]}"])
+    assert code == EXIT_DEGRADED
+    assert "keeps 2 in quarantine" in capsys.readouterr().out
 
 
 async def test_a_link_that_was_not_measured_yet_has_no_figures(
