@@ -16,9 +16,11 @@ from paceline.core.errors import ConfigError
 
 CONNECT_TIMEOUT_S = 2.0
 READ_TIMEOUT_S = 10.0  # of silence
+START_TIMEOUT_S = 3.0  # of silence, while a worker waits for the first answer
 READ_S = 10.0  # of one range: who asked for it has gone long before, and others wait for the thread
 PART_BYTES = 64 << 10  # between two looks at the time
 MAX_ATTEMPTS = 2
+MAX_LISTS = 4096  # of a thousand objects each
 _NUMBER = re.compile("[0-9a-f]{16}")
 _REFUSED = (301, 400, 403, 404)  # what no later attempt would change
 
@@ -30,21 +32,27 @@ class ObjectMedium:
 
     def __init__(self, field: str, bucket: str, prefix: str, endpoint: str, region: str) -> None:
         """Raises ConfigError, naming `field`, when there is no such bucket, or none for us."""
-        self._client = _new_client(field, endpoint, region)
+        self._client = _new_client(field, endpoint, region, READ_TIMEOUT_S, MAX_ATTEMPTS)
         self._bucket = bucket
         self._prefix = prefix
+        asking = _new_client(field, endpoint, region, START_TIMEOUT_S, 1)
         try:
-            self._client.head_bucket(Bucket=bucket)
+            asking.head_bucket(Bucket=bucket)
         except Exception as error:  # the errors of boto3 share no base class
             status = _status(error)
             reason = f"cannot be used: the store answers {status}"
             ConfigError.check(f"{field}.bucket", bucket, status not in _REFUSED, reason)
+        finally:
+            asking.close()
 
     def sizes(self) -> dict[int, int]:
         pages = self._client.get_paginator("list_objects_v2")
         found: dict[int, int] = {}
         with _os_errors():
-            for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix + "/"):
+            lists = pages.paginate(Bucket=self._bucket, Prefix=self._prefix + "/")
+            for number, page in enumerate(lists):
+                if "IsTruncated" not in page or number >= MAX_LISTS:  # else it would seem empty
+                    raise OSError(errno.EIO, "the store does not answer with a list")
                 for item in page.get("Contents", ()):
                     name = item["Key"].removeprefix(self._prefix + "/")
                     if _NUMBER.fullmatch(name):
@@ -83,14 +91,16 @@ class ObjectMedium:
         return {"Bucket": self._bucket, "Key": f"{self._prefix}/{number:016x}"}
 
 
-def _new_client(field: str, endpoint: str, region: str) -> Any:
+def _new_client(
+    field: str, endpoint: str, region: str, read_timeout_s: float, max_attempts: int
+) -> Any:
     import boto3
     from botocore.config import Config
 
     config = Config(
         connect_timeout=CONNECT_TIMEOUT_S,
-        read_timeout=READ_TIMEOUT_S,
-        retries={"total_max_attempts": MAX_ATTEMPTS, "mode": "standard"},
+        read_timeout=read_timeout_s,
+        retries={"total_max_attempts": max_attempts, "mode": "standard"},
         max_pool_connections=ObjectMedium.num_readers + 2,
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
@@ -124,3 +134,6 @@ def _os_errors() -> Iterator[None]:
         code = errno.ENOENT if status == 404 else errno.EIO
         reason = f"the store answers {status}" if status else type(error).__name__
         raise OSError(code, reason) from None
+    except (KeyError, RecursionError) as error:  # of answers that the SDK takes for good ones
+        reason = f"the store's answer cannot be read: {type(error).__name__}"
+        raise OSError(errno.EIO, reason) from None

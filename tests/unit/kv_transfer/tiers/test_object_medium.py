@@ -1,7 +1,9 @@
 """What a client of an object store raises becomes an OSError, which tiers expect."""
 
 import io
+import itertools
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -33,6 +35,7 @@ class SlowBody(io.RawIOBase):
 class Client:
     stored: list[str] = field(default_factory=list)
     body: io.RawIOBase = field(default_factory=BrokenBody)
+    pages: list[dict[str, Any]] = field(default_factory=list)
 
     def head_bucket(self, **_: Any) -> None:
         pass
@@ -42,6 +45,15 @@ class Client:
 
     def put_object(self, *, Key: str, **_: Any) -> None:
         self.stored.append(Key)
+
+    def get_paginator(self, _: str) -> "Client":
+        return self
+
+    def paginate(self, **_: Any) -> Iterator[dict[str, Any]]:
+        return itertools.chain(self.pages, itertools.repeat({"IsTruncated": True, "Contents": []}))
+
+    def close(self) -> None:
+        pass
 
     def delete_object(self, **_: Any) -> None:
         from botocore.exceptions import ClientError
@@ -64,6 +76,23 @@ def medium(client: Client) -> ObjectMedium:
 def test_a_body_that_breaks_off_is_an_error_of_the_store(medium: ObjectMedium) -> None:
     with pytest.raises(OSError, match="SSLError"):
         medium.read_into(1, 0, memoryview(bytearray(4096)))
+
+
+@pytest.mark.parametrize(
+    "pages",
+    [
+        [],  # a list without end
+        [{"ResponseMetadata": {"HTTPStatusCode": 200}}],  # another page than a list: of a portal
+        [{"IsTruncated": False, "Contents": [{"Key": "prefix/0000000000000001"}]}],  # no size
+    ],
+)
+def test_what_is_no_list_does_not_seem_an_empty_one(
+    medium: ObjectMedium, client: Client, pages: list[dict[str, Any]]
+) -> None:
+    """Else what is there would be written over, and not count."""
+    client.pages = pages
+    with pytest.raises(OSError, match="store"):
+        medium.sizes()
 
 
 def test_a_store_that_drips_gives_its_thread_back(
