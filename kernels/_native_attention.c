@@ -47,7 +47,7 @@ struct cursor {
 
 struct block {
     struct span span;
-    struct cursor *ahead;
+    struct cursor keys_ahead, values_ahead;
     float queries[MAX_DIM * MAX_LANES]; /* [dim][lane] */
     float out[MAX_DIM * MAX_LANES];     /* [dim][lane], is_small: [query][dim] */
     float highest[MAX_LANES], sums[MAX_LANES], shares[MAX_LANES];
@@ -186,15 +186,29 @@ static void move_on(const struct attention *a, struct cursor *c)
     }
 }
 
-/* Cells of the next pages, asked for while as many are computed: a core fetches some 20 lines of
- * each at a time. At the end of the task there are none: then those at `own`, which are near. */
-static void look_ahead(const struct attention *a, struct cursor *c, const float *own,
-                       const float **cells)
+/* The cell at `offset` of a cursor's page, which goes on to the next. At the end of a task there is
+ * none: then `own`, which is near. */
+static const float *cell_ahead(const struct attention *a, struct cursor *c, ptrdiff_t offset,
+                               const float *own)
 {
-    for (int i = 0; i < PAGES_AHEAD; i++) {
-        cells[i] = c->block < c->end_block ? key_cell(a, &c->span, c->i_page) : own;
-        cells[i + PAGES_AHEAD] = cells[i] + a->value_offset;
-        move_on(a, c);
+    if (c->block >= c->end_block)
+        return own;
+    const float *cell = key_cell(a, &c->span, c->i_page) + offset;
+    move_on(a, c);
+    return cell;
+}
+
+/* Keys and values of the next pages, asked for while `num_pages` are computed: a core fetches some
+ * 20 lines of each at a time. */
+static void look_ahead(const struct attention *a, struct block *b, const float *own,
+                       ptrdiff_t num_pages, const float **cells)
+{
+    for (ptrdiff_t i = 0; i < PAGES_AHEAD; i++) {
+        cells[i] = cells[i + PAGES_AHEAD] = own;
+        if (i < num_pages) {
+            cells[i] = cell_ahead(a, &b->keys_ahead, 0, own);
+            cells[i + PAGES_AHEAD] = cell_ahead(a, &b->values_ahead, a->value_offset, own);
+        }
     }
 }
 
@@ -218,12 +232,12 @@ static void attend_blocks(void *argument, ptrdiff_t task)
     struct cursor ahead = {.block = task * a->blocks_per_task};
     struct block b;
     ptrdiff_t block = ahead.block;
-    b.ahead = &ahead;
     ahead.end_block = least(block + a->blocks_per_task, a->first_block[a->num_sequences]);
     ahead.span = span_of(a, block);
     ahead.i_page = ahead.span.first / PAGE_TOKENS;
     for (int i = 0; i < PAGES_AHEAD; i++)
         move_on(a, &ahead);
+    b.keys_ahead = b.values_ahead = ahead;
     for (; block < ahead.end_block; block++) {
         b.span = span_of(a, block);
         a->kernel->attend(a, &b);

@@ -37,14 +37,14 @@ static ALWAYS_INLINE TARGET void NAME(score)(int vectors, const float *keys, con
 }
 
 static ALWAYS_INLINE TARGET void NAME(score_chunk)(const struct attention *a, int vectors,
-                                                   const struct block *b, const struct chunk *c,
+                                                   struct block *b, const struct chunk *c,
                                                    float *scores)
 {
     const float *ahead[CELLS_AHEAD];
     for (ptrdiff_t i = 0; i < 2 * c->num_pages; i++, scores += 8 * vectors * LANES) {
         const float *keys = c->keys[i / 2] + i % 2 * 8 * a->dim;
         if (i % CELLS_AHEAD == 0)
-            look_ahead(a, b->ahead, keys, ahead);
+            look_ahead(a, b, keys, c->num_pages - i / 2, ahead);
         NAME(score)(vectors, keys, b->queries, a->dim, scores, ahead);
         for (int cell = 0; cell < CELLS_AHEAD; cell++)
             ahead[cell] += 16 / CELLS_AHEAD * a->dim;
@@ -94,7 +94,7 @@ static ALWAYS_INLINE TARGET void NAME(weigh)(const struct attention *a, int vect
     }
 }
 
-/* out[8 dims][lanes] = out · share + values · weights, for many queries. */
+/* out[8 dims][lanes] = out · share + values · weights. */
 static ALWAYS_INLINE TARGET void NAME(add_values)(const struct attention *a, int vectors,
                                                   struct block *b, const struct chunk *c,
                                                   const float *weights, ptrdiff_t d)
@@ -125,46 +125,12 @@ static ALWAYS_INLINE TARGET void NAME(add_values)(const struct attention *a, int
             STORE(out + (i * vectors + v) * LANES, sum[i][v]);
 }
 
-/* out[query][4 vectors of dims], for few queries: a lane is a dim here. */
-static ALWAYS_INLINE TARGET void NAME(add_values_of)(const struct attention *a, int vectors,
-                                                     struct block *b, const struct chunk *c,
-                                                     const float *weights, ptrdiff_t lane,
-                                                     ptrdiff_t d)
-{
-    NAME(vector) sum[4];
-    float *out = b->out + lane * a->dim + d;
-#pragma GCC unroll 4
-    for (int v = 0; v < vectors; v++)
-        sum[v] = LOAD(out + v * LANES) * b->shares[lane];
-    for (ptrdiff_t t = c->first; t < c->end; t++) {
-        ptrdiff_t i_page = (t - c->base) / PAGE_TOKENS;
-        const float *value = c->keys[i_page] + a->value_offset + t % PAGE_TOKENS * a->dim + d;
-        float weight = weights[(t - c->base) * LANES + lane];
-#pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++)
-            sum[v] += LOAD(value + v * LANES) * weight;
-    }
-#pragma GCC unroll 4
-    for (int v = 0; v < vectors; v++)
-        STORE(out + v * LANES, sum[v]);
-}
-
 static ALWAYS_INLINE TARGET void NAME(add_chunk)(const struct attention *a, int vectors,
                                                  struct block *b, const struct chunk *c,
                                                  const float *weights)
 {
-    if (!b->is_small) {
-        for (ptrdiff_t d = 0; d < a->dim; d += 8)
-            NAME(add_values)(a, vectors, b, c, weights, d);
-        return;
-    }
-    for (ptrdiff_t lane = 0; lane < b->span.num_queries; lane++) {
-        ptrdiff_t d = 0;
-        for (; d + 4 * LANES <= a->dim; d += 4 * LANES)
-            NAME(add_values_of)(a, 4, b, c, weights, lane, d);
-        for (; d < a->dim; d += LANES)
-            NAME(add_values_of)(a, 1, b, c, weights, lane, d);
-    }
+    for (ptrdiff_t d = 0; d < a->dim; d += 8)
+        NAME(add_values)(a, vectors, b, c, weights, d);
 }
 
 static ALWAYS_INLINE TARGET void NAME(attend_lanes)(const struct attention *a, int vectors,
@@ -181,11 +147,29 @@ static ALWAYS_INLINE TARGET void NAME(attend_lanes)(const struct attention *a, i
     scatter_output(a, b, vectors * LANES);
 }
 
+#include "_native_attention_few.h"
+
+#define CASE(num)                                                                                  \
+    case num:                                                                                      \
+        NAME(attend_few)(a, num, b);                                                               \
+        return;
+
 static TARGET void NAME(attend)(const struct attention *a, struct block *b)
 {
-    b->is_small = b->span.num_queries <= LANES / 2 && a->dim % LANES == 0;
+    b->is_small = b->span.num_queries <= MAX_FEW && a->dim % LANES == 0;
+    if (b->is_small)
+        switch (b->span.num_queries) {
+            CASE(1) CASE(2)
+#if LANES > 4
+            CASE(3) CASE(4)
+#endif
+#if LANES > 8
+            CASE(5) CASE(6) CASE(7) CASE(8)
+#endif
+        }
     if (b->span.num_queries <= LANES)
         NAME(attend_lanes)(a, 1, b);
     else
         NAME(attend_lanes)(a, 2, b);
 }
+#undef CASE

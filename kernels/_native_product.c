@@ -9,8 +9,21 @@ struct product {
     ptrdiff_t depth;
 };
 
-#define MAX_PLACES 4 /* measured: 1, 2, 4, 8 and 16, see docs/performance.md */
-#define NEAR_STEPS 8 /* of the depth, from the second-level cache to the first */
+/* How a kind of core is asked for weights, as measured: docs/performance.md. */
+static struct habits {
+    ptrdiff_t max_places; /* in memory, asked in turn where lines are many: a power of two */
+    ptrdiff_t max_lines;  /* a step: of more the core itself sees that they follow each other */
+    ptrdiff_t near_steps; /* of the depth, from the second-level cache to the first */
+} habits = {4, PANEL, 8};
+
+static void __attribute__((constructor)) find_habits(void)
+{
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_is("amd"))
+        habits = (struct habits){1, 1, 48};
+#endif
+}
 
 #define NAME(x) x##_portable
 #define TARGET

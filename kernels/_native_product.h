@@ -12,8 +12,8 @@ typedef float NAME(loose) __attribute__((vector_size(LANES * 4), aligned(4), may
  * give for nothing: 14 pointers would not fit the registers.
  *
  * Meanwhile it asks for the lines of `ahead`, spread over the depth: in a burst they hold up the
- * weights that come from the caches. Where they are many it asks at several places in turn: at
- * each a core runs ahead by itself, but only some 20 lines far. */
+ * weights that come from the caches. Where they are many it asks at several places in turn, if the
+ * core is of those that run ahead by themselves at each, but only some 20 lines far. */
 static ALWAYS_INLINE TARGET void NAME(strip)(int rows, int vectors, const struct lines *ahead,
                                              const float *x, const float *panel, ptrdiff_t depth,
                                              float *sums)
@@ -21,9 +21,12 @@ static ALWAYS_INLINE TARGET void NAME(strip)(int rows, int vectors, const struct
     NAME(vector) sum[MAX_ROWS][4], weight[4];
     const float *row[(MAX_ROWS + 2) / 3];
     const char *line = ahead->first;
-    ptrdiff_t places = ahead->count * 4 > depth ? MAX_PLACES : 1;
+    ptrdiff_t places = ahead->count * 4 > depth ? habits.max_places : 1;
     ptrdiff_t part = ahead->count / places * 64; /* bytes from one place to the next */
+    ptrdiff_t near = habits.near_steps * PANEL;
     ptrdiff_t step = least(part / depth, 64 / places);
+    if (ahead->count > habits.max_lines * depth)
+        part = 0;
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
@@ -37,7 +40,7 @@ static ALWAYS_INLINE TARGET void NAME(strip)(int rows, int vectors, const struct
             __builtin_prefetch(line + (k & (places - 1)) * part, 0, 2);
 #pragma GCC unroll 2
         for (int at = 0; at < vectors * LANES; at += 16)
-            __builtin_prefetch(panel + NEAR_STEPS * PANEL + at, 0, 3);
+            __builtin_prefetch(panel + near + at, 0, 3);
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++)
             weight[v] = *(const NAME(loose) *)(panel + v * LANES);

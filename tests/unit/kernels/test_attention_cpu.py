@@ -59,7 +59,8 @@ class Case:
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (1, 0.0), (20, 0.7), (150, 0.0)])
 @pytest.mark.parametrize(
-    ("num_heads", "num_kv_heads", "head_dim"), [(6, 2, 8), (3, 3, 64), (20, 1, 24), (4, 2, 80)]
+    ("num_heads", "num_kv_heads", "head_dim"),
+    [(6, 2, 8), (3, 3, 64), (20, 1, 24), (4, 2, 80), (9, 3, 64), (5, 1, 16), (14, 2, 128)],
 )
 @pytest.mark.parametrize(
     "spans",
@@ -86,8 +87,11 @@ def test_equals_the_definition(
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("window", [0, 50])
-def test_a_decoded_token_equals_the_same_token_in_a_prompt(window: int, level: int) -> None:
-    whole = Case([(300, 300)], 6, PageGroup("full", 2, 2, 16))
+@pytest.mark.parametrize(("num_heads", "head_dim"), [(2, 128), (4, 80), (6, 16), (12, 64)])
+def test_a_decoded_token_equals_the_same_token_in_a_prompt(
+    num_heads: int, head_dim: int, window: int, level: int
+) -> None:
+    whole = Case([(300, 300)], num_heads, PageGroup("full", 2, 2, head_dim))
     expected = whole.found(window, 0.0, level)
     for length in (1, 40, 129, 300):
         last = slice(length - 1, length)
