@@ -13,6 +13,8 @@ from paceline.engine.messages import (
     Filled,
     Follow,
     GrantedRun,
+    Keep,
+    LetGo,
     Pulled,
     Refused,
     Release,
@@ -43,6 +45,8 @@ class Commands:
                 self._submit(command)
             case Reserve():
                 self._reserve(command)
+            case LetGo():
+                self.groups.let_go(command.slot)
             case TransferClosed():
                 self.groups.allocator.pool.close_transfer(command.slot)
             case _:
@@ -51,7 +55,7 @@ class Commands:
                     self._for_live(group, command)
 
     def _for_live(
-        self, group: Group, command: Pulled | Adopt | Filled | Cancel | Release | Follow
+        self, group: Group, command: Pulled | Adopt | Filled | Cancel | Release | Follow | Keep
     ) -> None:
         leader = group.leader
         match command:
@@ -65,6 +69,8 @@ class Commands:
                 self._cancel(group, command)
             case Release() if group.prefill_only:
                 self.groups.end(group)
+            case Keep() if group.prefill_only:
+                group.is_kept = True
             case Follow() if leader and len(command.first_blocks) == len(leader.tables):
                 group.reader_lacks = command.first_blocks
 

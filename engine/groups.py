@@ -4,6 +4,7 @@ from paceline.core.errors import PacelineError
 from paceline.core.kv_layout import PAGE_TOKENS
 from paceline.engine.allocator import Allocator
 from paceline.engine.allowances import Pages
+from paceline.engine.kept_prompts import KeptPrompts
 from paceline.engine.messages import Committed, Ended, Event, Failed, Fill, GrantedRun
 from paceline.engine.runner import Runner
 from paceline.engine.scheduler import Scheduler
@@ -19,6 +20,7 @@ class Groups:
         self.runner = runner
         self.live: dict[int, Group] = {}
         self.filling: set[Group] = set()  # that go on here, behind KV that comes from outside
+        self.kept = KeptPrompts(allocator.pool)
         self.events: list[Event] = []
         scheduler.on_fill = self.fill
 
@@ -46,9 +48,18 @@ class Groups:
     def end(self, group: Group) -> None:
         """Lets go of everything. Pages that a transfer fills stay in quarantine until it closes."""
         transfer_slot = group.slot if group.is_filling else None
+        if group.is_kept:
+            pages = [page for s in group.sequences for table in s.tables for page in table.held]
+            self.kept.keep(group.slot, pages)
         for sequence in group.sequences:
             self._let_go(sequence, transfer_slot)
         self._forget(group)
+
+    def let_go(self, slot: int) -> None:
+        """Nothing of it is kept longer."""
+        self.kept.let_go(slot)
+        if (group := self.live.get(slot)) is not None:
+            group.is_kept = False
 
     def num_rows_wanted(self) -> int:
         """Choices that are in the batch, or will be without waiting for pages."""

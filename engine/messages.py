@@ -118,7 +118,31 @@ class Follow(msgspec.Struct, frozen=True, tag=True, array_like=True):
     first_blocks: list[int]
 
 
-Command = Submit | Reserve | Pulled | Adopt | Filled | Cancel | TransferClosed | Release | Follow
+class Keep(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """When this prefill-only slot ends, evict what it leaves last, until LetGo."""
+
+    slot: int
+
+
+class LetGo(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Of what is kept of a slot, which may have ended."""
+
+    slot: int
+
+
+Command = (
+    Submit
+    | Reserve
+    | Pulled
+    | Adopt
+    | Filled
+    | Cancel
+    | TransferClosed
+    | Release
+    | Follow
+    | Keep
+    | LetGo
+)
 
 
 # --- events: rank → front ---------------------------------------------------------------------

@@ -5,7 +5,8 @@ State of a page, the first that holds (so that they always sum to the pool):
     mapped       a sequence refers to it
     pinned       a reader on another worker copies from it
     quarantined  something launched earlier may still write it: a step, a transfer
-    cached       it has a name; reused by name, or evicted, least recently used first
+    cached       it has a name; reused by name, or evicted, least recently used first, those with
+                 keepers after all others
     free
 
 A page that is named is never written again, so it needs no fence when it is let go.
@@ -20,7 +21,6 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from itertools import islice
 
 from paceline.engine.page_books import books_problem, slice_problem
 
@@ -41,6 +41,7 @@ class Page:
     refs: int = 0
     pins: int = 0
     fences: int = 0
+    num_keepers: int = 0  # who would like it to be evicted last
     generation: int = 0
     group: int = 0
     key: bytes | None = None
@@ -201,16 +202,35 @@ class PagePool:
                 return books_problem(self, fenced)
             return slice_problem(self, pages, fenced)
 
+    def touch(self, page: int) -> None:
+        """As if it had just been used."""
+        with self.lock:
+            if page in self.cached_pages:
+                self.cached_pages.move_to_end(page)
+
+    def _victims(self, num_pages: int) -> list[int]:
+        """Who has keepers is passed over, and not met again soon."""
+        victims: list[int] = []
+        spared: list[int] = []
+        for page in self.cached_pages:
+            (spared if self.pages[page].num_keepers else victims).append(page)
+            if len(victims) == num_pages:
+                break
+        for page in spared:
+            self.cached_pages.move_to_end(page)
+        return victims + spared[: num_pages - len(victims)]
+
     def _take(self, num_pages: int, group: int) -> list[int]:
         """A long prompt takes hundreds at once, while its device waits."""
         lacking = num_pages - len(self.free_pages)
         if lacking > 0:
-            self.on_evict(list(islice(self.cached_pages, lacking)))  # makes them free pages
+            self.on_evict(self._victims(lacking))  # makes them free pages
         taken = [self.free_pages.popleft() for _ in range(num_pages)]
         for page in taken:
             record = self.pages[page]
             record.refs = 1
             record.generation += 1
+            record.num_keepers = 0
             record.group = group
             record.state = PageState.MAPPED
         self.counts[PageState.FREE] -= num_pages

@@ -52,6 +52,7 @@ class Group:
     num_cached_tokens: int = -1  # -1: not admitted yet
     num_announced: int = 0  # committed blocks, prefill-only
     num_offered: int = 0  # leading blocks that can be filled from outside; 0 once it was tried
+    is_kept: bool = False  # what it leaves is evicted last
     reader_lacks: list[int] | None = None  # blocks from these on, by page group; prefill-only
 
     @property

@@ -148,6 +148,8 @@ class Attempt:
         if self.decode is not None and self.decode.session.lost and self.compute.is_held:
             self._revoke()
         self._stack.close()
+        if self.decode is not None:
+            self.compute.let_go()
         self._span.end(error=self._error)
 
     def cancel(self, choices: set[int]) -> None:

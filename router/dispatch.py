@@ -85,7 +85,11 @@ class Dispatcher:
         adopt = worker_pb2.Adopt(slot=decode.slot, ticket=ticket, source_endpoint=source)
         decode.send(worker_pb2.WorkerCommand(adopt=adopt))
         prefill = worker_pb2.Prefill(
-            slot=attempt.compute.slot, request=request, ticket=ticket, hints=self._hints(attempt)
+            slot=attempt.compute.slot,
+            request=request,
+            ticket=ticket,
+            hints=self._hints(attempt),
+            keep_ms=request.budget_ms,
         )
         attempt.compute.compute(worker_pb2.WorkerCommand(prefill=prefill))
 

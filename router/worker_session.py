@@ -119,6 +119,12 @@ class Flight:
             cancel = worker_pb2.CancelSlot(slot=self.slot)
             self.send(worker_pb2.WorkerCommand(cancel=cancel))
 
+    def let_go(self) -> None:
+        """Of a prompt: nobody will pull it again."""
+        if self.used:
+            let_go = worker_pb2.LetGo(slot=self.slot)
+            self.send(worker_pb2.WorkerCommand(let_go=let_go))
+
     def compute(self, command: worker_pb2.WorkerCommand) -> None:
         """Sends what makes the worker compute the prompt."""
         self.computing = True

@@ -24,6 +24,7 @@ from paceline.worker.ticket_check import check_ticket
 Action = Callable[[Session, RouterStream, worker_pb2.WorkerCommand], None]
 
 MAX_HOLD_MS = 60_000
+MAX_KEEP_MS = 3_600_000
 
 
 def run(session: Session, stream: RouterStream, command: worker_pb2.WorkerCommand) -> None:
@@ -68,6 +69,8 @@ def prefill(session: Session, stream: RouterStream, command: worker_pb2.WorkerCo
         session.slots.close(slot)
         raise
     session.submit(slot, message.hints, prefill_only=True)
+    if message.keep_ms:
+        session.keep(slot, min(message.keep_ms, MAX_KEEP_MS) / 1000)
 
 
 def adopt(session: Session, stream: RouterStream, command: worker_pb2.WorkerCommand) -> None:
@@ -98,6 +101,11 @@ def cancel(session: Session, stream: RouterStream, command: worker_pb2.WorkerCom
         session.end(slot)
     elif dropped:
         session.send_to_slot(messages.Cancel(slot.number, tuple(dropped)))
+
+
+def let_go(session: Session, stream: RouterStream, command: worker_pb2.WorkerCommand) -> None:
+    """Nobody will pull this prompt again."""
+    session.let_go(stream, command.let_go.slot)
 
 
 def revoke(session: Session, stream: RouterStream, command: worker_pb2.WorkerCommand) -> None:

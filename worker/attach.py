@@ -19,7 +19,11 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 _log = structlog.get_logger("paceline.worker")
 
-_ALWAYS: Mapping[str, Action] = {"cancel": actions.cancel, "revoke": actions.revoke}
+_ALWAYS: Mapping[str, Action] = {
+    "cancel": actions.cancel,
+    "revoke": actions.revoke,
+    "let_go": actions.let_go,
+}
 _OPENS_SLOT = ("run", "reserve", "prefill")
 
 

@@ -26,6 +26,7 @@ class RouterStream:
 
     def __init__(self, handler: "asyncio.Task[object] | None" = None) -> None:
         self.slots: dict[int, SlotState] = {}
+        self.kept: dict[int, tuple[int, asyncio.TimerHandle]] = {}  # engine's number, by slot
         self.last_heard = time.monotonic()
         self.end: PacelineError | None = None
         self._handler = handler

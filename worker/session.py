@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from paceline.worker.adoption import Adoption
 
 Q = TypeVar("Q")
+MAX_KEPT = 4096  # prompts of a router that are evicted last
 KeysChanged = Callable[[messages.Stored | messages.Removed], None]
 
 
@@ -133,6 +134,22 @@ class Session:
         else:
             self.tiering.submit(slot, prefill_only=prefill_only)
 
+    def keep(self, slot: SlotState, limit_s: float) -> None:
+        """What it leaves is evicted last, as long as its router's stream lives."""
+        self.send_to_slot(messages.Keep(slot.number))
+        kept, router_slot = slot.stream.kept, slot.router_slot
+        if len(kept) >= MAX_KEPT:
+            self.let_go(slot.stream, next(iter(kept)))
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(limit_s, self.let_go, slot.stream, router_slot)
+        kept[router_slot] = slot.number, timer
+
+    def let_go(self, stream: RouterStream, router_slot: int) -> None:
+        if (kept := stream.kept.pop(router_slot, None)) is not None:
+            number, timer = kept
+            timer.cancel()
+            self.send_to_slot(messages.LetGo(number))
+
     def fill(self, slot: SlotState, event: messages.Fill) -> None:
         """Pages of a slot wait for what was offered."""
         if slot.ending:
@@ -177,6 +194,8 @@ class Session:
         stream.close(end)
         for slot in list(stream.slots.values()):
             self.end(slot)
+        for router_slot in list(stream.kept):
+            self.let_go(stream, router_slot)
 
     def start_draining(self) -> None:
         """Routers learn it now, not with the next beat: that we leave is no loss then."""
@@ -233,6 +252,8 @@ class Session:
         for stream in list(self.streams):
             for slot in list(stream.slots.values()):
                 self.end(slot, is_over=True)
+            for _, timer in stream.kept.values():
+                timer.cancel()
             self.streams.discard(stream)
             stream.close(Unavailable("the worker starts anew", retry_after_s=1.0))
 

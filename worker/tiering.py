@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 NUM_FILL_THREADS = 2
 
-SlotCommand = messages.Cancel | messages.Follow
+SlotCommand = messages.Cancel | messages.Follow | messages.Keep | messages.LetGo
 
 _log = structlog.get_logger("paceline.worker")
 

@@ -50,6 +50,32 @@ def prompt(length: int, seed: int) -> list[int]:
     return [random.Random(seed).randrange(256) for _ in range(length)]
 
 
+@pytest.mark.parametrize("end", ["", "let go", "time", "stream"])
+async def test_a_prompt_is_kept_until_its_router_lets_it_go(deployment: Workers, end: str) -> None:
+    """Beside more tokens than the pool holds, which is what its end lets in."""
+    tokens, num_pool = prompt(200, 7000 + len(end)), 16 * 1024
+    keep_ms = 100 if end == "time" else 20_000
+    async with deployment.attached("shm") as pair, Attachment(pair.prefill.endpoint) as other:
+        request = make_request(other.info, tokens, max_tokens=2)
+        ticket = make_ticket(request, other.info, pair.decode.info)
+        kept = other.prefill(request, ticket, keep_ms=keep_ms)
+        await kept.until_emitted(1)
+        other.cancel(kept)
+        await kept.until_ended()
+        if end == "let go":
+            other.send(let_go=worker_pb2.LetGo(slot=other.slot_of(kept)))
+        elif end == "time":
+            await asyncio.sleep(0.3)
+        elif end == "stream":
+            await other.__aexit__()
+        for i in range(1 + num_pool // 1000):
+            filler = make_request(pair.decode.info, prompt(1000, 5000 + i), max_tokens=1)
+            await pair.prefill.run(filler).until_ended()
+        again = make_request(pair.decode.info, tokens, max_tokens=1)
+        log = await pair.prefill.run(again).until_ended()
+    assert log.emissions[0].num_cached_tokens == (0 if end else 192)
+
+
 async def test_a_whole_request_emits_every_position_once(deployment: Workers) -> None:
     async with deployment.attached("shm") as pair:
         request = make_request(pair.decode.info, prompt(50, 1), max_tokens=12, ignore_eos=True)

@@ -134,10 +134,15 @@ class Attachment:
         return log
 
     def prefill(
-        self, request: common_pb2.TokenRequest, ticket: common_pb2.Ticket, hints: Hints = ()
+        self,
+        request: common_pb2.TokenRequest,
+        ticket: common_pb2.Ticket,
+        hints: Hints = (),
+        keep_ms: int = 0,
     ) -> SlotLog:
         slot, log = self._new_slot()
         message = worker_pb2.Prefill(slot=slot, request=request, ticket=ticket, hints=hints)
+        message.keep_ms = keep_ms
         self.send(prefill=message)
         return log
 

@@ -25,45 +25,47 @@ _sym_db = _symbol_database.Default()
 from paceline.v1 import common_pb2 as paceline_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paceline/v1/worker.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/common.proto\"\xa9\x02\n\rWorkerCommand\x12!\n\x04\x62\x65\x61t\x18\x01 \x01(\x0b\x32\x11.paceline.v1.BeatH\x00\x12$\n\x03run\x18\x02 \x01(\x0b\x32\x15.paceline.v1.RunWholeH\x00\x12\'\n\x07reserve\x18\x03 \x01(\x0b\x32\x14.paceline.v1.ReserveH\x00\x12\'\n\x07prefill\x18\x04 \x01(\x0b\x32\x14.paceline.v1.PrefillH\x00\x12#\n\x05\x61\x64opt\x18\x05 \x01(\x0b\x32\x12.paceline.v1.AdoptH\x00\x12)\n\x06\x63\x61ncel\x18\x06 \x01(\x0b\x32\x17.paceline.v1.CancelSlotH\x00\x12%\n\x06revoke\x18\x07 \x01(\x0b\x32\x13.paceline.v1.RevokeH\x00\x42\x06\n\x04\x62ody\"\x18\n\x04\x42\x65\x61t\x12\x10\n\x08sequence\x18\x01 \x01(\x04\"l\n\x08RunWhole\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12*\n\x07request\x18\x02 \x01(\x0b\x32\x19.paceline.v1.TokenRequest\x12&\n\x05hints\x18\x03 \x03(\x0b\x32\x17.paceline.v1.PrefixHint\"v\n\nPrefixHint\x12#\n\x06ticket\x18\x01 \x01(\x0b\x32\x13.paceline.v1.Ticket\x12\x17\n\x0fsource_endpoint\x18\x02 \x01(\t\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x16\n\x0enum_own_blocks\x18\x04 \x01(\r\"T\n\x07Reserve\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12*\n\x07request\x18\x02 \x01(\x0b\x32\x19.paceline.v1.TokenRequest\x12\x0f\n\x07hold_ms\x18\x03 \x01(\r\"\x90\x01\n\x07Prefill\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12*\n\x07request\x18\x02 \x01(\x0b\x32\x19.paceline.v1.TokenRequest\x12#\n\x06ticket\x18\x03 \x01(\x0b\x32\x13.paceline.v1.Ticket\x12&\n\x05hints\x18\x04 \x03(\x0b\x32\x17.paceline.v1.PrefixHint\"S\n\x05\x41\x64opt\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12#\n\x06ticket\x18\x02 \x01(\x0b\x32\x13.paceline.v1.Ticket\x12\x17\n\x0fsource_endpoint\x18\x03 \x01(\t\"+\n\nCancelSlot\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12\x0f\n\x07\x63hoices\x18\x02 \x03(\r\"-\n\x06Revoke\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\xfc\x02\n\nWorkerInfo\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x1f\n\x04role\x18\x03 \x01(\x0e\x32\x11.paceline.v1.Role\x12\x10\n\x08\x65ndpoint\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\x16\n\x0e\x63ontent_digest\x18\x06 \x01(\t\x12\x15\n\rlayout_digest\x18\x07 \x01(\t\x12\x16\n\x0eserving_digest\x18\x08 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\t \x01(\r\x12\x12\n\nvocab_size\x18\n \x01(\r\x12\x11\n\tnum_pages\x18\x0b \x01(\x04\x12\x12\n\npage_bytes\x18\x0c \x01(\x04\x12\x12\n\ntransports\x18\r \x03(\t\x12\x11\n\tsignature\x18\x0e \x01(\x0c\x12\x12\n\nmost_pages\x18\x0f \x03(\r\x12\x13\n\x0bhidden_size\x18\x10 \x01(\r\x12\x0c\n\x04zone\x18\x11 \x01(\t\x12\x0c\n\x04node\x18\x12 \x01(\t\"\xc0\x01\n\x04Load\x12\x13\n\x0bnum_running\x18\x01 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x1a\n\x12num_waiting_tokens\x18\x03 \x01(\x04\x12\x16\n\x0enum_free_pages\x18\x04 \x01(\x04\x12\x11\n\tnum_pages\x18\x05 \x01(\x04\x12\x0c\n\x04step\x18\x06 \x01(\x04\x12\x10\n\x08\x64raining\x18\x07 \x01(\x08\x12\x0e\n\x06rounds\x18\x08 \x01(\x04\x12\x17\n\x0fprompt_token_us\x18\t \x01(\x01\"\xae\x02\n\x0bWorkerFrame\x12%\n\x04info\x18\x01 \x01(\x0b\x32\x17.paceline.v1.WorkerInfo\x12(\n\temissions\x18\x02 \x03(\x0b\x32\x15.paceline.v1.Emission\x12&\n\x06\x65rrors\x18\x03 \x03(\x0b\x32\x16.paceline.v1.SlotError\x12\'\n\x08reserved\x18\x04 \x03(\x0b\x32\x15.paceline.v1.Reserved\x12\x1f\n\x04\x62usy\x18\x05 \x03(\x0b\x32\x11.paceline.v1.Busy\x12\x1f\n\x04load\x18\x06 \x01(\x0b\x32\x11.paceline.v1.Load\x12\x13\n\x0b\x65nded_slots\x18\x07 \x03(\x04\x12&\n\x05links\x18\x08 \x03(\x0b\x32\x17.paceline.v1.LinkFigure\".\n\nLinkFigure\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x10\n\x08token_us\x18\x02 \x01(\x01\"3\n\x08Reserved\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\r\"F\n\x04\x42usy\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12\x18\n\x10num_pages_needed\x18\x02 \x01(\x04\x12\x16\n\x0enum_pages_free\x18\x03 \x01(\x04*?\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x32S\n\rWorkerService\x12\x42\n\x06\x41ttach\x12\x1a.paceline.v1.WorkerCommand\x1a\x18.paceline.v1.WorkerFrame(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paceline/v1/worker.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/common.proto\"\xcf\x02\n\rWorkerCommand\x12!\n\x04\x62\x65\x61t\x18\x01 \x01(\x0b\x32\x11.paceline.v1.BeatH\x00\x12$\n\x03run\x18\x02 \x01(\x0b\x32\x15.paceline.v1.RunWholeH\x00\x12\'\n\x07reserve\x18\x03 \x01(\x0b\x32\x14.paceline.v1.ReserveH\x00\x12\'\n\x07prefill\x18\x04 \x01(\x0b\x32\x14.paceline.v1.PrefillH\x00\x12#\n\x05\x61\x64opt\x18\x05 \x01(\x0b\x32\x12.paceline.v1.AdoptH\x00\x12)\n\x06\x63\x61ncel\x18\x06 \x01(\x0b\x32\x17.paceline.v1.CancelSlotH\x00\x12%\n\x06revoke\x18\x07 \x01(\x0b\x32\x13.paceline.v1.RevokeH\x00\x12$\n\x06let_go\x18\x08 \x01(\x0b\x32\x12.paceline.v1.LetGoH\x00\x42\x06\n\x04\x62ody\"\x18\n\x04\x42\x65\x61t\x12\x10\n\x08sequence\x18\x01 \x01(\x04\"l\n\x08RunWhole\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12*\n\x07request\x18\x02 \x01(\x0b\x32\x19.paceline.v1.TokenRequest\x12&\n\x05hints\x18\x03 \x03(\x0b\x32\x17.paceline.v1.PrefixHint\"v\n\nPrefixHint\x12#\n\x06ticket\x18\x01 \x01(\x0b\x32\x13.paceline.v1.Ticket\x12\x17\n\x0fsource_endpoint\x18\x02 \x01(\t\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x16\n\x0enum_own_blocks\x18\x04 \x01(\r\"T\n\x07Reserve\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12*\n\x07request\x18\x02 \x01(\x0b\x32\x19.paceline.v1.TokenRequest\x12\x0f\n\x07hold_ms\x18\x03 \x01(\r\"\xa1\x01\n\x07Prefill\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12*\n\x07request\x18\x02 \x01(\x0b\x32\x19.paceline.v1.TokenRequest\x12#\n\x06ticket\x18\x03 \x01(\x0b\x32\x13.paceline.v1.Ticket\x12&\n\x05hints\x18\x04 \x03(\x0b\x32\x17.paceline.v1.PrefixHint\x12\x0f\n\x07keep_ms\x18\x05 \x01(\r\"S\n\x05\x41\x64opt\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12#\n\x06ticket\x18\x02 \x01(\x0b\x32\x13.paceline.v1.Ticket\x12\x17\n\x0fsource_endpoint\x18\x03 \x01(\t\"+\n\nCancelSlot\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12\x0f\n\x07\x63hoices\x18\x02 \x03(\r\"\x15\n\x05LetGo\x12\x0c\n\x04slot\x18\x01 \x01(\x04\"-\n\x06Revoke\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\xfc\x02\n\nWorkerInfo\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x1f\n\x04role\x18\x03 \x01(\x0e\x32\x11.paceline.v1.Role\x12\x10\n\x08\x65ndpoint\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\x16\n\x0e\x63ontent_digest\x18\x06 \x01(\t\x12\x15\n\rlayout_digest\x18\x07 \x01(\t\x12\x16\n\x0eserving_digest\x18\x08 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\t \x01(\r\x12\x12\n\nvocab_size\x18\n \x01(\r\x12\x11\n\tnum_pages\x18\x0b \x01(\x04\x12\x12\n\npage_bytes\x18\x0c \x01(\x04\x12\x12\n\ntransports\x18\r \x03(\t\x12\x11\n\tsignature\x18\x0e \x01(\x0c\x12\x12\n\nmost_pages\x18\x0f \x03(\r\x12\x13\n\x0bhidden_size\x18\x10 \x01(\r\x12\x0c\n\x04zone\x18\x11 \x01(\t\x12\x0c\n\x04node\x18\x12 \x01(\t\"\xc0\x01\n\x04Load\x12\x13\n\x0bnum_running\x18\x01 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x1a\n\x12num_waiting_tokens\x18\x03 \x01(\x04\x12\x16\n\x0enum_free_pages\x18\x04 \x01(\x04\x12\x11\n\tnum_pages\x18\x05 \x01(\x04\x12\x0c\n\x04step\x18\x06 \x01(\x04\x12\x10\n\x08\x64raining\x18\x07 \x01(\x08\x12\x0e\n\x06rounds\x18\x08 \x01(\x04\x12\x17\n\x0fprompt_token_us\x18\t \x01(\x01\"\xae\x02\n\x0bWorkerFrame\x12%\n\x04info\x18\x01 \x01(\x0b\x32\x17.paceline.v1.WorkerInfo\x12(\n\temissions\x18\x02 \x03(\x0b\x32\x15.paceline.v1.Emission\x12&\n\x06\x65rrors\x18\x03 \x03(\x0b\x32\x16.paceline.v1.SlotError\x12\'\n\x08reserved\x18\x04 \x03(\x0b\x32\x15.paceline.v1.Reserved\x12\x1f\n\x04\x62usy\x18\x05 \x03(\x0b\x32\x11.paceline.v1.Busy\x12\x1f\n\x04load\x18\x06 \x01(\x0b\x32\x11.paceline.v1.Load\x12\x13\n\x0b\x65nded_slots\x18\x07 \x03(\x04\x12&\n\x05links\x18\x08 \x03(\x0b\x32\x17.paceline.v1.LinkFigure\".\n\nLinkFigure\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x10\n\x08token_us\x18\x02 \x01(\x01\"3\n\x08Reserved\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\r\"F\n\x04\x42usy\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12\x18\n\x10num_pages_needed\x18\x02 \x01(\x04\x12\x16\n\x0enum_pages_free\x18\x03 \x01(\x04*?\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x32S\n\rWorkerService\x12\x42\n\x06\x41ttach\x12\x1a.paceline.v1.WorkerCommand\x1a\x18.paceline.v1.WorkerFrame(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'paceline.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=2089
-  _globals['_ROLE']._serialized_end=2152
+  _globals['_ROLE']._serialized_start=2167
+  _globals['_ROLE']._serialized_end=2230
   _globals['_WORKERCOMMAND']._serialized_start=68
-  _globals['_WORKERCOMMAND']._serialized_end=365
-  _globals['_BEAT']._serialized_start=367
-  _globals['_BEAT']._serialized_end=391
-  _globals['_RUNWHOLE']._serialized_start=393
-  _globals['_RUNWHOLE']._serialized_end=501
-  _globals['_PREFIXHINT']._serialized_start=503
-  _globals['_PREFIXHINT']._serialized_end=621
-  _globals['_RESERVE']._serialized_start=623
-  _globals['_RESERVE']._serialized_end=707
-  _globals['_PREFILL']._serialized_start=710
-  _globals['_PREFILL']._serialized_end=854
-  _globals['_ADOPT']._serialized_start=856
-  _globals['_ADOPT']._serialized_end=939
-  _globals['_CANCELSLOT']._serialized_start=941
-  _globals['_CANCELSLOT']._serialized_end=984
-  _globals['_REVOKE']._serialized_start=986
-  _globals['_REVOKE']._serialized_end=1031
-  _globals['_WORKERINFO']._serialized_start=1034
-  _globals['_WORKERINFO']._serialized_end=1414
-  _globals['_LOAD']._serialized_start=1417
-  _globals['_LOAD']._serialized_end=1609
-  _globals['_WORKERFRAME']._serialized_start=1612
-  _globals['_WORKERFRAME']._serialized_end=1914
-  _globals['_LINKFIGURE']._serialized_start=1916
-  _globals['_LINKFIGURE']._serialized_end=1962
-  _globals['_RESERVED']._serialized_start=1964
-  _globals['_RESERVED']._serialized_end=2015
-  _globals['_BUSY']._serialized_start=2017
-  _globals['_BUSY']._serialized_end=2087
-  _globals['_WORKERSERVICE']._serialized_start=2154
-  _globals['_WORKERSERVICE']._serialized_end=2237
+  _globals['_WORKERCOMMAND']._serialized_end=403
+  _globals['_BEAT']._serialized_start=405
+  _globals['_BEAT']._serialized_end=429
+  _globals['_RUNWHOLE']._serialized_start=431
+  _globals['_RUNWHOLE']._serialized_end=539
+  _globals['_PREFIXHINT']._serialized_start=541
+  _globals['_PREFIXHINT']._serialized_end=659
+  _globals['_RESERVE']._serialized_start=661
+  _globals['_RESERVE']._serialized_end=745
+  _globals['_PREFILL']._serialized_start=748
+  _globals['_PREFILL']._serialized_end=909
+  _globals['_ADOPT']._serialized_start=911
+  _globals['_ADOPT']._serialized_end=994
+  _globals['_CANCELSLOT']._serialized_start=996
+  _globals['_CANCELSLOT']._serialized_end=1039
+  _globals['_LETGO']._serialized_start=1041
+  _globals['_LETGO']._serialized_end=1062
+  _globals['_REVOKE']._serialized_start=1064
+  _globals['_REVOKE']._serialized_end=1109
+  _globals['_WORKERINFO']._serialized_start=1112
+  _globals['_WORKERINFO']._serialized_end=1492
+  _globals['_LOAD']._serialized_start=1495
+  _globals['_LOAD']._serialized_end=1687
+  _globals['_WORKERFRAME']._serialized_start=1690
+  _globals['_WORKERFRAME']._serialized_end=1992
+  _globals['_LINKFIGURE']._serialized_start=1994
+  _globals['_LINKFIGURE']._serialized_end=2040
+  _globals['_RESERVED']._serialized_start=2042
+  _globals['_RESERVED']._serialized_end=2093
+  _globals['_BUSY']._serialized_start=2095
+  _globals['_BUSY']._serialized_end=2165
+  _globals['_WORKERSERVICE']._serialized_start=2232
+  _globals['_WORKERSERVICE']._serialized_end=2315
 # @@protoc_insertion_point(module_scope)

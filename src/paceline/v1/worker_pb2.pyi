@@ -18,7 +18,7 @@ ROLE_PREFILL: Role
 ROLE_DECODE: Role
 
 class WorkerCommand(_message.Message):
-    __slots__ = ("beat", "run", "reserve", "prefill", "adopt", "cancel", "revoke")
+    __slots__ = ("beat", "run", "reserve", "prefill", "adopt", "cancel", "revoke", "let_go")
     BEAT_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     RESERVE_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +26,7 @@ class WorkerCommand(_message.Message):
     ADOPT_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     REVOKE_FIELD_NUMBER: _ClassVar[int]
+    LET_GO_FIELD_NUMBER: _ClassVar[int]
     beat: Beat
     run: RunWhole
     reserve: Reserve
@@ -33,7 +34,8 @@ class WorkerCommand(_message.Message):
     adopt: Adopt
     cancel: CancelSlot
     revoke: Revoke
-    def __init__(self, beat: _Optional[_Union[Beat, _Mapping]] = ..., run: _Optional[_Union[RunWhole, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., adopt: _Optional[_Union[Adopt, _Mapping]] = ..., cancel: _Optional[_Union[CancelSlot, _Mapping]] = ..., revoke: _Optional[_Union[Revoke, _Mapping]] = ...) -> None: ...
+    let_go: LetGo
+    def __init__(self, beat: _Optional[_Union[Beat, _Mapping]] = ..., run: _Optional[_Union[RunWhole, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., adopt: _Optional[_Union[Adopt, _Mapping]] = ..., cancel: _Optional[_Union[CancelSlot, _Mapping]] = ..., revoke: _Optional[_Union[Revoke, _Mapping]] = ..., let_go: _Optional[_Union[LetGo, _Mapping]] = ...) -> None: ...
 
 class Beat(_message.Message):
     __slots__ = ("sequence",)
@@ -74,16 +76,18 @@ class Reserve(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., request: _Optional[_Union[_common_pb2.TokenRequest, _Mapping]] = ..., hold_ms: _Optional[int] = ...) -> None: ...
 
 class Prefill(_message.Message):
-    __slots__ = ("slot", "request", "ticket", "hints")
+    __slots__ = ("slot", "request", "ticket", "hints", "keep_ms")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     HINTS_FIELD_NUMBER: _ClassVar[int]
+    KEEP_MS_FIELD_NUMBER: _ClassVar[int]
     slot: int
     request: _common_pb2.TokenRequest
     ticket: _common_pb2.Ticket
     hints: _containers.RepeatedCompositeFieldContainer[PrefixHint]
-    def __init__(self, slot: _Optional[int] = ..., request: _Optional[_Union[_common_pb2.TokenRequest, _Mapping]] = ..., ticket: _Optional[_Union[_common_pb2.Ticket, _Mapping]] = ..., hints: _Optional[_Iterable[_Union[PrefixHint, _Mapping]]] = ...) -> None: ...
+    keep_ms: int
+    def __init__(self, slot: _Optional[int] = ..., request: _Optional[_Union[_common_pb2.TokenRequest, _Mapping]] = ..., ticket: _Optional[_Union[_common_pb2.Ticket, _Mapping]] = ..., hints: _Optional[_Iterable[_Union[PrefixHint, _Mapping]]] = ..., keep_ms: _Optional[int] = ...) -> None: ...
 
 class Adopt(_message.Message):
     __slots__ = ("slot", "ticket", "source_endpoint")
@@ -102,6 +106,12 @@ class CancelSlot(_message.Message):
     slot: int
     choices: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, slot: _Optional[int] = ..., choices: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class LetGo(_message.Message):
+    __slots__ = ("slot",)
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    def __init__(self, slot: _Optional[int] = ...) -> None: ...
 
 class Revoke(_message.Message):
     __slots__ = ("request_id", "attempt")

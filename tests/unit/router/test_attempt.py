@@ -145,7 +145,7 @@ async def test_prefill_is_told_to_let_go_once_decode_goes_on(decode_first: bool)
     assert _sent(prefill) == ["cancel"]
     attempt.on_emission(attempt.decode, _emission(1, 2, 12))
     attempt.close()
-    assert (_sent(prefill), _sent(decode)) == ([], ["cancel"])
+    assert (_sent(prefill), _sent(decode)) == (["let_go"], ["cancel"])
 
 
 async def test_leases_of_a_reader_that_died_are_revoked_at_their_source() -> None:
@@ -156,7 +156,7 @@ async def test_leases_of_a_reader_that_died_are_revoked_at_their_source() -> Non
     attempt.close()
     revoke = prefill.outbox.get_nowait().revoke
     assert (revoke.request_id, revoke.attempt) == ("r5", attempt.number)
-    assert _sent(prefill) == ["cancel"]
+    assert _sent(prefill) == ["cancel", "let_go"]
 
 
 async def test_nothing_is_revoked_from_a_reader_that_lives() -> None:
@@ -164,7 +164,7 @@ async def test_nothing_is_revoked_from_a_reader_that_lives() -> None:
     attempt = _split(_request(_Sink()), prefill, decode)
     attempt.on_emission(attempt.compute, _emission(1, 0, 10))
     attempt.close()
-    assert (_sent(prefill), _sent(decode)) == (["cancel"], ["cancel"])
+    assert (_sent(prefill), _sent(decode)) == (["cancel", "let_go"], ["cancel"])
 
 
 async def test_prefill_lost_before_its_first_token_is_a_failure_whatever_decode_said() -> None:
