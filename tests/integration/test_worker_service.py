@@ -268,6 +268,27 @@ async def test_another_model_is_refused_by_name(worker: WorkerProcess) -> None:
     assert isinstance(error, IncompatiblePeer) and error.field == "content_digest"
 
 
+async def test_sglang_40125_a_slot_number_that_is_posted_twice_costs_its_stream_alone(
+    worker: WorkerProcess,
+) -> None:
+    """R035. https://github.com/sgl-project/sglang/issues/40125: 400 for the second, and the worker
+    serves the next request."""
+    async with Attachment(worker.endpoint) as other, Attachment(worker.endpoint) as router:
+        beside = other.run(
+            make_request(other.info, list(range(30)), max_tokens=40, ignore_eos=True)
+        )
+        request = make_request(router.info, list(range(40)), max_tokens=200, ignore_eos=True)
+        for _ in range(2):
+            router.send(run=worker_pb2.RunWhole(slot=77, request=request))
+        async with asyncio.timeout(5):
+            await router.closed.wait()
+        assert router.status is grpc.StatusCode.INVALID_ARGUMENT
+        assert len((await beside.until_ended()).output()) == 40
+        again = other.run(make_request(other.info, list(range(40)), max_tokens=5, ignore_eos=True))
+        assert len((await again.until_ended()).output()) == 5
+    await asyncio.to_thread(wait_for, lambda: is_free(worker), 5)
+
+
 @pytest.mark.parametrize(
     ("changed", "field"),
     [
