@@ -1,7 +1,6 @@
 """`paceline explain`: what the routers decided of late, and what each term of it was."""
 
 import asyncio
-import re
 import sys
 import time
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from typing import ClassVar
 
 import grpc
 
+from paceline.cli.router_calls import check_routers
 from paceline.core.config import check_secret, setting
 from paceline.core.errors import ConfigError, PacelineError, Unavailable
 from paceline.core.tls import PLAIN, TlsConfig
@@ -39,10 +39,7 @@ class ExplainConfig:
 
     def __post_init__(self) -> None:
         check_secret(self.secret, self.env_prefix)
-        ConfigError.check("router", self.router, bool(self.router), "must name one at least")
-        for endpoint in self.router:
-            is_one = re.fullmatch(r".+:\d{1,5}", endpoint) is not None
-            ConfigError.check("router", endpoint, is_one, "must be host:port")
+        check_routers(self.router)
         fits = 1 <= self.last <= MAX_LAST
         ConfigError.check("last", self.last, fits, f"must lie between 1 and {MAX_LAST}")
 

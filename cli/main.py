@@ -59,6 +59,11 @@ COMMANDS = {
         "paceline.cli.explain:ExplainConfig",
         "paceline.cli.explain:run",
     ),
+    "role": Command(
+        "show what workers do, or let one prefill, decode or both while it serves",
+        "paceline.cli.role:RoleConfig",
+        "paceline.cli.role:run",
+    ),
     "top": Command(
         "show workers, queues, rates and links, live",
         "paceline.cli.top:TopConfig",

@@ -101,7 +101,7 @@ def _tables(processes: list[Process]) -> list[dict[str, Any]]:
     found = []
     for title, columns, services in kinds:
         rows = [
-            [p.now.service, urlsplit(p.now.url).netloc, *(show(p) for _, show in columns)]
+            [p.now.role, urlsplit(p.now.url).netloc, *(show(p) for _, show in columns)]
             for p in processes
             if p.now.service in services
         ]

@@ -72,6 +72,12 @@ class Look:
         found = self.samples.get(names.SERVICE_INFO, [])
         return found[0][0].get("service", "") if found else ""
 
+    @property
+    def role(self) -> str:
+        """Of a worker the one that it has now, which may be another than its service."""
+        found = self.samples.get(names.WORKER_ROLE, [])
+        return next((labels.get("role", "") for labels, value in found if value), self.service)
+
     def total(self, name: str) -> float:
         """Sum over the labels of a series."""
         return sum(value for _, value in self.samples.get(name, []))
@@ -191,7 +197,7 @@ def picture(processes: list[Process]) -> Group:
 def table(title: str, columns: tuple[Column, ...], processes: list[Process]) -> ProcessTable:
     rows = [
         Row(
-            process.now.service,
+            process.now.role,
             urlsplit(process.now.url).netloc,
             [of(process) for _, of in columns],
         )

@@ -215,7 +215,9 @@ def welcome(cluster: Cluster, config: UpConfig, page_url: str, took_s: float) ->
     us = own_command()
     lines += [f"  live     {us} top --urls {','.join(map(str, cluster.urls.values()))}"]
     secret = f"PACELINE_EXPLAIN_SECRET=$(cat {cluster.folder.secret_path})"
-    lines += [f"  why      {secret} {us} explain --router {cluster.router_endpoints}", ""]
+    lines += [f"  why      {secret} {us} explain --router {cluster.router_endpoints}"]
+    secret = secret.replace("EXPLAIN", "ROLE")
+    lines += [f"  roles    {secret} {us} role --router {cluster.router_endpoints}", ""]
     return "\n".join([*lines, "Ctrl-C drains and stops everything."])
 
 

@@ -6,6 +6,7 @@ type is a dataclass is a group, under a heading of its own in the help. Of a cla
 `env_prefix` the settings are named as if they stood in the service's. One with an `env_prefix` is
 shared by services: of `tls: TlsConfig`, `ca` is set by `--tls-ca`, or by PACELINE_TLS_CA, whatever
 the service.
+A positional one needs no name; one that is true or false needs no value.
 """
 
 import argparse
@@ -38,9 +39,10 @@ C = TypeVar("C", bound=Config)
 G = TypeVar("G", bound=Group)
 
 
-def setting(default: Any, help: str, *, secret: bool = False) -> Any:
+def setting(default: Any, help: str, *, secret: bool = False, positional: bool = False) -> Any:
     """A field with one sentence of help. Secrets come from the environment only."""
-    return dataclasses.field(default=default, metadata={"help": help, "secret": secret})
+    metadata = {"help": help, "secret": secret, "positional": positional}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def check_secret(secret: str, env_prefix: str) -> None:
@@ -106,6 +108,7 @@ class Setting:
     help: str
     is_secret: bool
     heading: str  # none of what no group has
+    is_positional: bool = False
 
 
 def settings_of(
@@ -119,9 +122,10 @@ def settings_of(
             yield from settings_of(kind, names, env_prefix, _heading_of(kind))
             continue
         variable = env_prefix + field.name.upper()
-        text, is_secret = field.metadata.get("help", ""), bool(field.metadata.get("secret"))
+        text, marks = field.metadata.get("help", ""), field.metadata
+        is_secret, is_positional = bool(marks.get("secret")), bool(marks.get("positional"))
         name = prefix + field.name
-        yield Setting(name, variable, kind, field.default, text, is_secret, heading)
+        yield Setting(name, variable, kind, field.default, text, is_secret, heading, is_positional)
 
 
 def made(group: type[G], given: Mapping[str, Any], prefix: str = "") -> G:
@@ -156,8 +160,13 @@ def _heading_of(group: type[Group]) -> str:
 
 def add_argument(parser: argparse._ActionsContainer, item: Setting) -> None:
     text = f"{item.help} [default: {default_text(item.default)}; env: {item.variable}]"
+    text = text.replace("%", "%%")
+    if item.is_positional:
+        parser.add_argument(item.name, nargs="?", help=text, metavar=item.name.upper())
+        return
     flag = "--" + item.name.replace("_", "-")
-    parser.add_argument(flag, dest=item.name, help=text.replace("%", "%%"), metavar="VALUE")
+    alone: dict[str, Any] = {"nargs": "?", "const": "true"} if item.kind is bool else {}
+    parser.add_argument(flag, dest=item.name, help=text, metavar="VALUE", **alone)
 
 
 def default_text(default: Any) -> str:

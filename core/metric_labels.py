@@ -1,5 +1,8 @@
 """Labels of all metrics, with the values that each takes: few, so that series stay few."""
 
+ROLES = ("prefill", "decode", "both")
+ROLE_REASONS = ("command", "rebalance")
+
 LABELS = {
     "model_name": "models that workers serve",
     "engine": "`0`: a worker is one engine, and so is a deployment seen at its gateway",
@@ -15,10 +18,10 @@ LABELS = {
     "result": "`pulled`, or why not: docs/routing.md",
     "reason": (
         "error codes of attempts; gRPC codes and what else ends a stream; forms of records; of "
-        "what waits `capacity`, `deferred`"
+        "what waits `capacity`, `deferred`; of changes of roles `command`, `rebalance`"
     ),
     "finished_reason": "`stop`, `length`, `cancelled`",
-    "role": "`prefill`, `decode`",
+    "role": "`prefill`, `decode`, `both`",
     "worker": "connected workers",
     "revision": "first 12 digits of the content digests of connected workers",
     "state": "`free`, `mapped`, `cached`, `pinned`, `quarantined`",

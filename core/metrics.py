@@ -6,53 +6,8 @@ readers (routers, autoscalers, dashboards) find them here; no two services expor
 that sums over all of a deployment count nothing twice.
 """
 
-from typing import Literal
-
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
-
-Kind = Literal["counter", "gauge", "histogram"]
-Labels = tuple[str, ...]
-
-# A second series for each counter, which nobody reads.
-disable_created_metrics()  # type: ignore[no-untyped-call]
-
-
-class Metric(str):
-    """A name as it is exported, and what is under it. Units are in the name; counters end in
-    _total."""
-
-    __slots__ = ("buckets", "help", "kind", "labels")
-
-    kind: Kind
-    help: str
-    labels: Labels
-    buckets: tuple[float, ...]
-
-    def __new__(
-        cls, kind: Kind, name: str, help: str, labels: Labels = (), buckets: tuple[float, ...] = ()
-    ) -> "Metric":
-        metric = super().__new__(cls, name)
-        metric.kind, metric.help, metric.labels, metric.buckets = kind, help, labels, buckets
-        ALL.append(metric)
-        return metric
-
-    @property
-    def samples(self) -> tuple[str, ...]:
-        """Names of the series behind it."""
-        ends = ("_bucket", "_count", "_sum") if self.kind == "histogram" else ("",)
-        return tuple(f"{self}{end}" for end in ends)
-
-    def counter(self, registry: CollectorRegistry) -> Counter:
-        return Counter(self.removesuffix("_total"), self.help, self.labels, registry=registry)
-
-    def gauge(self, registry: CollectorRegistry) -> Gauge:
-        return Gauge(self, self.help, self.labels, registry=registry)
-
-    def histogram(self, registry: CollectorRegistry) -> Histogram:
-        return Histogram(self, self.help, self.labels, buckets=self.buckets, registry=registry)
-
-
-ALL: list[Metric] = []
+from paceline.core.metric import ALL as ALL
+from paceline.core.metric import Metric as Metric
 
 _MODEL = ("model_name", "engine")  # vLLM's
 _TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -376,6 +331,18 @@ VLLM_EXTERNAL_HITS = Metric(
 )
 VLLM_PREEMPTIONS = Metric("counter", "vllm:num_preemptions_total", "Preemptions.", _MODEL)
 WORKER_READY = Metric("gauge", "paceline_worker_ready", "1 when the worker takes requests.")
+WORKER_ROLE = Metric(
+    "gauge",
+    "paceline_worker_role",
+    "1 of the role that the worker has now, 0 of others.",
+    ("role",),
+)
+WORKER_ROLE_CHANGES = Metric(
+    "counter",
+    "paceline_worker_role_changes_total",
+    "Changes of the worker's role, by the new one and who asked.",
+    ("role", "reason"),
+)
 WORKER_INCARNATIONS = Metric("counter", "paceline_worker_incarnations_total", "Ranks started.")
 WORKER_GENERATED = Metric(
     "counter", "paceline_worker_generated_tokens_total", "Tokens emitted, retries included."

@@ -16,13 +16,6 @@
 """
 
 from paceline.v1 import worker_pb2
-from paceline.worker import actions
-from paceline.worker.attach import AttachServicer
 from paceline.worker.front import Side
 
-
-class DecodeServicer(AttachServicer):
-    accepts = {"run": actions.run, "reserve": actions.reserve, "adopt": actions.adopt}
-
-
-SIDE = Side(worker_pb2.ROLE_DECODE, "decode", DecodeServicer)
+SIDE = Side(worker_pb2.ROLE_DECODE, "decode")

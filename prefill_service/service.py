@@ -15,13 +15,6 @@
 """
 
 from paceline.v1 import worker_pb2
-from paceline.worker import actions
-from paceline.worker.attach import AttachServicer
 from paceline.worker.front import Side
 
-
-class PrefillServicer(AttachServicer):
-    accepts = {"run": actions.run, "prefill": actions.prefill}
-
-
-SIDE = Side(worker_pb2.ROLE_PREFILL, "prefill", PrefillServicer)
+SIDE = Side(worker_pb2.ROLE_PREFILL, "prefill")

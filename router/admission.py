@@ -66,6 +66,11 @@ class AdmissionQueue(Generic[P]):
     def __len__(self) -> int:
         return self._num_waiting
 
+    @property
+    def num_tokens(self) -> int:
+        """Of the prompts that wait."""
+        return self._num_tokens
+
     def next_arrival(self) -> int:
         return next(self._arrivals)
 

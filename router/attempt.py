@@ -280,8 +280,8 @@ class Attempt:
     @property
     def _decode_worker(self) -> str:
         """Empty: one token is all."""
-        session = (self.decode or self.compute).session
-        return "" if session.is_prefill else session.worker_id
+        chosen = self.plan.decode if isinstance(self.plan, Split) else self.plan.worker
+        return "" if chosen.is_prefill else chosen.worker_id
 
     def _hold(self, emission: common_pb2.Emission) -> None:
         if len(self._held) >= MAX_HELD:

@@ -37,7 +37,7 @@ from paceline.router.placement import Line, Placer, PrefixLookup, Superseded
 from paceline.router.request import GivenBack, Request
 from paceline.router.retry_budget import RetryBudget
 from paceline.router.suspects import Suspects, Trial
-from paceline.router.worker_session import WorkerSession
+from paceline.router.worker_session import GivenUp, WorkerSession
 
 FINAL = frozenset(
     {
@@ -246,6 +246,9 @@ class Coordinator:
         if failure.code in FINAL:
             raise failure
         self._metrics.replans.labels(failure.code).inc()
+        if isinstance(failure, GivenUp) and line.may_move():
+            self._metrics.migrations.labels(failure.code).inc(line.request.has_output)
+            return
         if line.request.has_output:
             self._metrics.migrations.labels(failure.code).inc()
         line.note_failure(attempt, failure)

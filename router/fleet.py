@@ -36,7 +36,10 @@ class Revision:
     decode: list[WorkerSession] = field(default_factory=list)
 
     def add(self, session: WorkerSession) -> None:
-        (self.prefill if session.is_prefill else self.decode).append(session)
+        if session.takes_prompts:
+            self.prefill.append(session)
+        if not session.is_prefill:
+            self.decode.append(session)
         self.context_length = max(self.context_length, session.info.context_length)
 
 
@@ -238,10 +241,8 @@ class Fleet:
         self._reported = set(found)
 
     def session_up(self, session: WorkerSession) -> None:
-        """Called by its link. It starts with the recent load of its peers: new is not idle."""
-        recent = [s.recent_requests for s in self.sessions() if s.is_prefill == session.is_prefill]
-        session.recent_requests = sum(recent) / max(1, len(recent) - 1)
-        self._metrics.worker_up.labels(session.worker_id, _role(session)).set(1)
+        """Called by its link."""
+        self._join(session)
         self._metrics.worker_in_flight.labels(session.worker_id).set(0)
         self._model_change()
         self._give_work(session)
@@ -258,13 +259,33 @@ class Fleet:
         if flights:
             log.info("a worker takes over", worker=came.worker_id, num_requests=len(flights))
 
+    def role_changed(self, session: WorkerSession, info: worker_pb2.WorkerInfo) -> None:
+        """Called by its link. No plan is made by the old role any more."""
+        self._leave(session)
+        session.take_role(info)
+        session.recent_requests = 0.0  # of another kind
+        log.info("role changed", worker=session.worker_id, role=_role(session))
+        self._join(session)
+        self._model_change()
+        self._give_work(session)
+
     def session_lost(self, session: WorkerSession, reason: str) -> None:
-        self._metrics.worker_up.remove(session.worker_id, _role(session))
+        self._leave(session)
         self._metrics.worker_in_flight.remove(session.worker_id)
         self._metrics.worker_lost.labels("drained" if session.load.draining else reason).inc()
+        self._model_change()
+
+    def _join(self, session: WorkerSession) -> None:
+        """Those of its role. It starts with their recent load: new is not idle."""
+        recent = [s.recent_requests for s in self.sessions() if s.is_prefill == session.is_prefill]
+        session.recent_requests = sum(recent) / max(1, len(recent) - 1)
+        self._metrics.worker_up.labels(session.worker_id, _role(session)).set(1)
+
+    def _leave(self, session: WorkerSession) -> None:
+        """Requests wait from now on for another one of its role."""
+        self._metrics.worker_up.remove(session.worker_id, _role(session))
         if not session.is_prefill:
             self._note_usable(session, asyncio.get_running_loop().time())
-        self._model_change()
 
     def session_changed(self, session: WorkerSession) -> None:
         """A frame came."""

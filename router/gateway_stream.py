@@ -1,4 +1,4 @@
-"""The router's side of `RouterService.Attach`: many requests of one gateway on one stream.
+"""RouterService. Of `Attach`, the router's side: many requests of one gateway on one stream.
 
 What a worker's step brings for this gateway leaves in one frame: callbacks only append, and the
 writer takes all that has gathered when it gets its turn.
@@ -7,14 +7,16 @@ writer takes all that has gathered when it gets its turn.
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 from paceline.core.errors import InvalidRequest, Overloaded, PacelineError, Unavailable
 from paceline.router.config import RouterConfig
 from paceline.router.coordinator import Coordinator
+from paceline.router.operator_calls import OperatorCalls
 from paceline.router.request import GivenBack, Request, WorkerLife
 from paceline.rpc import convert
-from paceline.v1 import common_pb2, control_pb2, control_pb2_grpc
+from paceline.v1 import common_pb2, control_pb2, control_pb2_grpc, worker_pb2
 
 MAX_FRAME_EMISSIONS = 2048
 MAX_FRAME_BYTES = 1 << 20  # of emissions; one may be larger
@@ -102,9 +104,12 @@ class GatewayStream:
 
 
 class RouterServicer(control_pb2_grpc.RouterServiceServicer):
-    def __init__(self, config: RouterConfig, coordinator: Coordinator) -> None:
+    def __init__(
+        self, config: RouterConfig, coordinator: Coordinator, operator_calls: OperatorCalls
+    ) -> None:
         self._config = config
         self._coordinator = coordinator
+        self._operator_calls = operator_calls
         self._streams: set[GatewayStream] = set()
         self._models: list[control_pb2.ModelInfo] | None = None
 
@@ -155,6 +160,23 @@ class RouterServicer(control_pb2_grpc.RouterServiceServicer):
             decisions=[decision.to_proto() for decision in last],
             quarantined=self._coordinator.suspects.to_proto(),
         )
+
+    async def Workers(
+        self, request: control_pb2.WorkersRequest, context: Any
+    ) -> control_pb2.WorkersResponse:
+        queue = self._coordinator.queue
+        return control_pb2.WorkersResponse(
+            workers=self._operator_calls.workers(),
+            num_queued=len(queue),
+            num_queued_tokens=queue.num_tokens,
+        )
+
+    async def ChangeRole(
+        self, request: worker_pb2.ChangeRoleRequest, context: Any
+    ) -> AsyncIterator[worker_pb2.RoleState]:
+        async with aclosing(self._operator_calls.change_role(request)) as states:
+            async for state in states:
+                yield state
 
     async def _read(
         self, frames: AsyncIterator[control_pb2.GatewayFrame], stream: GatewayStream

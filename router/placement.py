@@ -27,6 +27,7 @@ from paceline.router.request import Request
 from paceline.router.worker_session import WorkerSession
 
 LOOKUP_LIFE_S = 0.2  # whoever waits for room is planned again with every frame
+MAX_MOVES = 32
 MAX_SPLIT_FAILURES = 2  # then the hand-off itself is doubted: decode computes the prompt
 
 
@@ -50,6 +51,7 @@ class Line:
         self.digest = digest
         self.turn = turn
         self.num_failures = request.num_failures_before
+        self.num_moves = 0
         self.failed_at = float("-inf")
         self.may_split = True
         self.avoid: frozenset[str] = frozenset()
@@ -60,6 +62,11 @@ class Line:
     @property
     def choices(self) -> tuple[int, ...]:
         return self.request.unfinished(self._choices)
+
+    def may_move(self) -> bool:
+        """Because its worker has asked for that, as often as can be meant."""
+        self.num_moves += 1
+        return self.num_moves <= MAX_MOVES
 
     @property
     def num_remaining(self) -> int:
@@ -94,6 +101,7 @@ class Line:
         for choice in self.choices:
             line = Line(self.request, self.digest, (choice,), self.turn)
             line.num_failures, line.failed_at = self.num_failures, self.failed_at
+            line.num_moves = self.num_moves
             line.may_split, line.avoid = self.may_split, self.avoid
             lines.append(line)
         return lines

@@ -98,7 +98,7 @@ class Worker(Protocol):
 
 
 class Candidate(NamedTuple):
-    """A worker as it was when a plan was made."""
+    """A worker as it was when a plan was made. `is_prefill`: and as what it came into question."""
 
     worker_id: str
     is_prefill: bool
@@ -222,9 +222,10 @@ def plan(
     would spare them, where it is computed.
     """
     spared = cached if spared is None else spared
-    prefill, decode = _able(job, prefill), _able(job, decode)
+    prefill, decode = _trusted(job, prefill), _able(job, decode)
     if job.num_remaining <= 1 and (prefill or decode):
-        return Whole(*choose(job, [*prefill, *decode], spared, 1.0, rng))
+        either = list(dict.fromkeys((*prefill, *decode)))  # some are both
+        return Whole(*choose(job, either, spared, 1.0, rng))
     if not decode:
         return None
     may_split = bool(prefill) and job.may_split
@@ -236,6 +237,8 @@ def plan(
         return Whole(reader, readers)
     to = next(worker for worker in decode if worker.worker_id == reader.worker_id)
     source, sources = choose(job, prefill, spared, 1.0, rng, (to, reader.num_cached_tokens))
+    if source.worker_id == reader.worker_id:  # it is both
+        return Whole(source._replace(is_prefill=False), sources)
     return Split(source, reader, sources + readers)
 
 
@@ -273,6 +276,8 @@ def choose(
         for i in shown
         if totals[i] < math.inf
     )
+    if pull_to is not None:
+        considered = tuple((one._replace(is_prefill=True), cost) for one, cost in considered)
     return considered[0][0], considered
 
 
@@ -340,20 +345,24 @@ def _with_pulls(
 
 
 def _able(job: Job, workers: Sequence[W]) -> Sequence[W]:
-    """Those of one role with room for the job; prefill workers queue what does not fit yet. Who
-    failed it before counts only when there is nobody else."""
-    if workers and not workers[0].is_prefill:
-        needed = {most: job.num_pages(most) for most in {w.most_pages for w in workers}}
-        workers = [
-            worker
-            for worker in workers
-            if (pages := needed[worker.most_pages]) <= worker.num_free_pages
-            or pages > worker.num_pages  # it refuses the job with the numbers in the error
-        ]
+    """Of those that would decode it, who has room. Where a prompt is computed for others, what does
+    not fit yet is queued."""
+    needed = {most: job.num_pages(most) for most in {w.most_pages for w in workers}}
+    workers = [
+        worker
+        for worker in workers
+        if (pages := needed[worker.most_pages]) <= worker.num_free_pages
+        or pages > worker.num_pages  # it refuses the job with the numbers in the error
+    ]
+    return _trusted(job, workers)
+
+
+def _trusted(job: Job, workers: Sequence[W]) -> Sequence[W]:
+    """Who failed it before counts only when there is nobody else."""
     if not job.avoid:
         return workers
     return [worker for worker in workers if worker.worker_id not in job.avoid] or workers
 
 
 def has_room(candidate: Candidate, job: Job) -> bool:
-    return bool(_able(job, [candidate]))
+    return candidate.is_prefill or bool(_able(job, [candidate]))

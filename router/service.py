@@ -18,6 +18,7 @@ from paceline.router.gateway_stream import RouterServicer
 from paceline.router.index import PrefixIndex
 from paceline.router.metrics import RouterMetrics
 from paceline.router.mirror import MirrorSet
+from paceline.router.operator_calls import OperatorCalls
 from paceline.router.redis_follower import RedisFollower
 from paceline.router.redis_reader import RedisReader
 from paceline.rpc import channel
@@ -57,7 +58,8 @@ class Router:
         )
         self._health: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._server = channel.make_server(config.secret.encode(), tls=config.tls)
-        self._servicer = RouterServicer(config, self.coordinator)
+        operator_calls = OperatorCalls(config, self.fleet)
+        self._servicer = RouterServicer(config, self.coordinator, operator_calls)
         self._is_settled = False
         self._tasks: list[asyncio.Task[None]] = []
         self._settling: asyncio.Task[None] | None = None

@@ -40,6 +40,7 @@ class Owner(Protocol):
 
     def session_up(self, session: WorkerSession) -> None: ...
     def session_changed(self, session: WorkerSession) -> None: ...
+    def role_changed(self, session: WorkerSession, info: worker_pb2.WorkerInfo) -> None: ...
     def session_lost(self, session: WorkerSession, reason: str) -> None: ...
 
 
@@ -154,8 +155,18 @@ class WorkerLink:
         clock = asyncio.get_running_loop().time
         while (frame := await call.read()) is not _EOF and session.lost is None:
             session.handle(frame, clock())
+            if frame.HasField("info"):
+                self._take_role(session, frame.info)
             self._owner.session_changed(session)
             await asyncio.sleep(0)  # what this frame brought leaves before we ask for the next
+
+    def _take_role(self, session: WorkerSession, info: worker_pb2.WorkerInfo) -> None:
+        """Raises Refused or InvalidRequest for what is not of this very worker."""
+        records.check(info, self._secret)
+        if (info.worker_id, info.incarnation) != (session.worker_id, session.incarnation):
+            raise Refused("its new record names another worker or incarnation")
+        if info.role_version > session.info.role_version:
+            self._owner.role_changed(session, info)
 
     async def _write(self, call: Any, session: WorkerSession) -> None:
         while True:

@@ -41,6 +41,10 @@ class Listener(Protocol):
     def on_error(self, flight: "Flight", error: PacelineError) -> None: ...
 
 
+class GivenUp(Unavailable):
+    """The worker leaves, or has another role: nobody's failure. Another one can go on."""
+
+
 class Nobody:
     """Listens for slots that were given back. An attempt knows its flights: one that still knew the
     attempt would keep it, and its request, until the collector of cycles comes by."""
@@ -152,7 +156,7 @@ class WorkerSession:
         self.info = info
         self.worker_id = info.worker_id
         self.incarnation = info.incarnation
-        self.is_prefill = info.role == worker_pb2.ROLE_PREFILL
+        self.take_role(info)
         self.context_length = info.context_length
         self.most_pages = tuple(info.most_pages) or (0,)
         self.load = worker_pb2.Load(num_free_pages=info.num_pages, num_pages=info.num_pages)
@@ -188,6 +192,12 @@ class WorkerSession:
         self._slots = itertools.count(1)
         self._busy_until = 0.0
         self._busy_pause = BUSY_BACKOFF_S[0]
+
+    def take_role(self, info: worker_pb2.WorkerInfo) -> None:
+        """It has this role from now on. What is in flight goes on as it was planned."""
+        self.info = info
+        self.is_prefill = info.role == worker_pb2.ROLE_PREFILL  # and nothing else
+        self.takes_prompts = info.role in (worker_pb2.ROLE_PREFILL, worker_pb2.ROLE_BOTH)
 
     @property
     def life(self) -> WorkerLife:
@@ -387,7 +397,10 @@ class WorkerSession:
                 flight.listener.on_busy(flight)
         for failed in frame.errors:
             if flight := self.flights.get(failed.slot):
-                flight.listener.on_error(flight, convert.error_from_proto(failed.error))
+                error = convert.error_from_proto(failed.error)
+                flight.listener.on_error(
+                    flight, GivenUp(error.message) if failed.elsewhere else error
+                )
         for slot in frame.ended_slots:
             if flight := self.flights.get(slot):
                 flight.ended = True

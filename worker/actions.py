@@ -8,14 +8,13 @@ from paceline.core.errors import (
     InvalidRequest,
     KvUnavailable,
     PacelineError,
-    Unavailable,
 )
 from paceline.core.kv_layout import PAGE_TOKENS
 from paceline.engine import messages
 from paceline.v1 import common_pb2, worker_pb2
 from paceline.worker.adoption import Adoption
 from paceline.worker.requests import to_spec
-from paceline.worker.router_stream import RouterStream
+from paceline.worker.router_stream import GivenUp, RouterStream
 from paceline.worker.session import Session
 from paceline.worker.slot_trace import SlotTrace
 from paceline.worker.slots import SlotState
@@ -123,7 +122,7 @@ def open_slot(
 ) -> SlotState:
     """Raises what is wrong with the request, Overloaded, or Unavailable while draining."""
     if session.draining:
-        raise Unavailable("the worker is draining", retry_after_s=1.0)
+        raise GivenUp("the worker is draining", retry_after_s=1.0)
     spec = to_spec(
         request,
         model=session.info.model,

@@ -1,4 +1,7 @@
-"""Servicer of WorkerService.Attach: a router's commands in, frames out, while both live."""
+"""Servicer of WorkerService: a router's commands in, frames out, while both live; roles.
+
+It knows the commands of all roles; which the worker takes now, its role says (worker/role.py).
+"""
 
 import asyncio
 import time
@@ -12,25 +15,29 @@ from paceline.core.errors import EngineFailure, InvalidRequest, PacelineError, U
 from paceline.v1 import worker_pb2, worker_pb2_grpc
 from paceline.worker import actions
 from paceline.worker.actions import Action
-from paceline.worker.router_stream import RouterStream
+from paceline.worker.role import name_of
+from paceline.worker.router_stream import GivenUp, RouterStream
 from paceline.worker.session import Session
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 _log = structlog.get_logger("paceline.worker")
 
-_ALWAYS: Mapping[str, Action] = {
+_ACTIONS: Mapping[str, Action] = {
+    "run": actions.run,
+    "prefill": actions.prefill,
+    "reserve": actions.reserve,
+    "adopt": actions.adopt,
     "cancel": actions.cancel,
     "revoke": actions.revoke,
     "let_go": actions.let_go,
 }
 _OPENS_SLOT = ("run", "reserve", "prefill")
+_ROLE_PERIOD_S = 0.05  # between looks at what is left of a role
 
 
 class AttachServicer(worker_pb2_grpc.WorkerServiceServicer):
     """`current` gives the session, or raises Unavailable while there is none to attach to."""
-
-    accepts: Mapping[str, Action] = {}
 
     def __init__(self, current: Callable[[], Session]) -> None:
         self._current = current
@@ -51,6 +58,21 @@ class AttachServicer(worker_pb2_grpc.WorkerServiceServicer):
         finally:
             reader.cancel()
             session.end_stream(stream, Unavailable("the router has left"))
+
+    async def ChangeRole(
+        self, request: worker_pb2.ChangeRoleRequest, context: Context
+    ) -> AsyncIterator[worker_pb2.RoleState]:
+        session = self._current()
+        session.serve_in(asyncio.current_task())
+        session.role.change(session, request)
+        last: worker_pb2.RoleState | None = None
+        while last is None or last.num_leaving:
+            state = session.role.state(session)
+            if state != last:
+                last = state
+                yield state
+            else:
+                await asyncio.sleep(_ROLE_PERIOD_S)
 
     async def _read(
         self,
@@ -83,16 +105,10 @@ class AttachServicer(worker_pb2_grpc.WorkerServiceServicer):
         if kind in _OPENS_SLOT and router_slot in stream.slots:
             raise InvalidRequest("slot", router_slot, "is in use on this stream")
         try:
-            self._action(kind)(session, stream, command)
+            _action(session, kind)(session, stream, command)
         except PacelineError as error:
             self._refuse(session, stream, router_slot, error)
         stream.flush(session.load_now())
-
-    def _action(self, kind: str) -> Action:
-        action = self.accepts.get(kind) or _ALWAYS.get(kind)
-        if action is None:
-            raise EngineFailure(f"the command {kind} is not for a worker of this role")
-        return action
 
     def _refuse(
         self, session: Session, stream: RouterStream, router_slot: int, error: PacelineError
@@ -103,3 +119,12 @@ class AttachServicer(worker_pb2_grpc.WorkerServiceServicer):
             return
         stream.add_error(router_slot, error)
         stream.add_ended(router_slot)
+
+
+def _action(session: Session, kind: str) -> Action:
+    if kind not in _ACTIONS:
+        raise EngineFailure(f"the command {kind} is not known")
+    if not session.role.allows(kind):
+        role = name_of(session.role.role)
+        raise GivenUp(f"the command {kind} is not for a worker of the role {role}")
+    return _ACTIONS[kind]

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass
 
 import structlog
@@ -15,7 +15,6 @@ from grpc_reflection.v1alpha import reflection
 from paceline.core.errors import ConfigError, PacelineError, Unavailable
 from paceline.core.ids import WorkerId
 from paceline.core.tls_metrics import CertificateMetrics
-from paceline.rpc import records
 from paceline.rpc.channel import listen, make_server
 from paceline.rpc.probes import ProbeServer
 from paceline.rpc.tracing import make_tracing
@@ -29,6 +28,7 @@ from paceline.worker.metrics import WorkerMetrics
 from paceline.worker.rank_process import RankProcess, launch
 from paceline.worker.rank_program import RankProgram
 from paceline.worker.redis_record import RedisRecord
+from paceline.worker.role import WorkerRole, name_of
 from paceline.worker.session import Session
 from paceline.worker.worker_tiers import WorkerTiers
 
@@ -41,18 +41,15 @@ SERVICES = (
     kv_pb2.DESCRIPTOR.services_by_name["KvTransferService"].full_name,
 )
 
-MakeServicer = Callable[[Callable[[], Session]], AttachServicer]
-
 _log = structlog.get_logger("paceline.worker")
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What makes a worker a prefill or a decode worker."""
+    """As what a worker starts; its role may change (worker/role.py)."""
 
     role: worker_pb2.Role
     name: str  # "prefill" | "decode"
-    make_servicer: MakeServicer
 
 
 class Front:
@@ -64,6 +61,7 @@ class Front:
         self._first_rank = first_rank
         name = config.worker_id or f"{side.name}-{secrets.token_hex(4)}"
         self.worker_id = WorkerId(name)
+        self.role = WorkerRole(side.role, config.timers.silence_s)
         self.metrics = WorkerMetrics(config.served_name, side.name)
         self.metrics.registry.register(CertificateMetrics(config.tls))
         self.session: Session | None = None
@@ -109,7 +107,7 @@ class Front:
     def _bind(self) -> None:
         host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(  # type: ignore[no-untyped-call]
-            self.side.make_servicer(self.current), self._server
+            AttachServicer(self.current), self._server
         )
         kv_pb2_grpc.add_KvTransferServiceServicer_to_server(  # type: ignore[no-untyped-call]
             KvTransferServicer(self.current), self._server
@@ -149,6 +147,7 @@ class Front:
             is_ready = not self.reasons()
             self.metrics.ready.set(is_ready)
             self.metrics.redis_up.set(self._record.is_up)
+            self.metrics.observe_role(name_of(self.role.role))
             for name in ("", *SERVICES):
                 await self._health.set(name, serving if is_ready else not_serving)
             await asyncio.sleep(HEALTH_PERIOD_S)
@@ -178,7 +177,7 @@ class Front:
         await self._tiers.reopen(rank.ready)
         connectors = await asyncio.to_thread(self._connectors, rank)
         info.transports[:] = [name for name, _ in connectors.addresses()]
-        records.sign(info, self.config.secret.encode())
+        self.role.describe(info, self.config.secret.encode())
         session = Session(
             self.config,
             rank,
@@ -186,6 +185,7 @@ class Front:
             connectors,
             self.metrics,
             on_keys=self._record.add,
+            role=self.role,
             tiers=self._tiers.stack,
             tracing=self._tracing,
         )
@@ -218,7 +218,6 @@ class Front:
         return worker_pb2.WorkerInfo(
             worker_id=self.worker_id,
             incarnation=rank.incarnation,
-            role=self.side.role,
             endpoint=f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}",
             model=self.config.served_name,
             content_digest=ready.content_digest,

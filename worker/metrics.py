@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from paceline import __version__
 from paceline.core import metrics as names
 from paceline.core.kv_layout import PAGE_TOKENS
+from paceline.core.metric_labels import ROLE_REASONS, ROLES
 from paceline.engine.messages import Emission, Integrity, Load
 from paceline.worker.pull_choice import Outcome
 from paceline.worker.quarantine import Verdict
@@ -51,6 +52,11 @@ class WorkerMetrics:
         self._generated = names.WORKER_GENERATED.counter(registry)
         self.ready = names.WORKER_READY.gauge(registry)
         self._incarnations = names.WORKER_INCARNATIONS.counter(registry)
+        self._role = names.WORKER_ROLE.gauge(registry)
+        self._role_changes = names.WORKER_ROLE_CHANGES.counter(registry)
+        for role in ROLES:
+            for reason in ROLE_REASONS:
+                self._role_changes.labels(role, reason)
         self.redis_up = names.WORKER_REDIS_UP.gauge(registry)
         self._slots = names.WORKER_SLOTS.gauge(registry)
         self._routers = names.WORKER_ROUTERS.gauge(registry)
@@ -99,6 +105,14 @@ class WorkerMetrics:
         for transport in transports:
             for counter in (self._bytes, self._seconds, self._pieces, self._mismatches):
                 counter.labels(transport)
+
+    def observe_role(self, role: str) -> None:
+        for one in ROLES:
+            self._role.labels(one).set(one == role)
+
+    def role_changed(self, role: str, reason: str) -> None:
+        self._role_changes.labels(role, reason).inc()
+        self.observe_role(role)
 
     def emitted(self, event: Emission, slot: SlotState) -> None:
         self._generated.inc(len(event.token_ids))

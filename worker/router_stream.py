@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING
 
-from paceline.core.errors import PacelineError
+from paceline.core.errors import PacelineError, Unavailable
 from paceline.rpc.convert import error_to_proto
 from paceline.v1 import common_pb2, worker_pb2
 
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 MAX_QUEUED_FRAMES = 512  # a router that leaves so many unread, or so many bytes, is gone
 MAX_QUEUED_BYTES = 64 << 20
 STUCK_WRITE_S = 1.0
+
+
+class GivenUp(Unavailable):
+    """The worker leaves, or has another role: another one can go on, after the tokens so far."""
 
 
 class RouterStream:
@@ -39,12 +43,18 @@ class RouterStream:
     def is_closed(self) -> bool:
         return self.end is not None
 
+    def add_info(self, info: worker_pb2.WorkerInfo) -> None:
+        """It has changed."""
+        self._pending.info.CopyFrom(info)
+        self._is_dirty = True
+
     def add_emission(self, emission: common_pb2.Emission) -> None:
         self._pending.emissions.append(emission)
         self._is_dirty = True
 
     def add_error(self, router_slot: int, error: PacelineError) -> None:
-        self._pending.errors.add(slot=router_slot, error=error_to_proto(error))
+        elsewhere = isinstance(error, GivenUp)
+        self._pending.errors.add(slot=router_slot, error=error_to_proto(error), elsewhere=elsewhere)
         self._is_dirty = True
 
     def add_reserved(self, router_slot: int, num_cached_tokens: int) -> None:

@@ -34,6 +34,7 @@ from paceline.worker.pull_threads import PullThreads
 from paceline.worker.rank_messages import LinkReply, RankCommand
 from paceline.worker.rank_process import RankProcess
 from paceline.worker.rank_watch import RankWatch
+from paceline.worker.role import WorkerRole
 from paceline.worker.router_stream import RouterStream
 from paceline.worker.slots import SlotState, SlotTable
 from paceline.worker.step_events import StepEvents
@@ -61,6 +62,7 @@ class Session:
         connectors: Connectors,
         metrics: WorkerMetrics,
         on_keys: KeysChanged,
+        role: WorkerRole,
         tiers: TierStack | None = None,
         tracing: Tracing = OFF,
     ) -> None:
@@ -71,6 +73,7 @@ class Session:
         self.connectors = connectors
         self.metrics = metrics
         self.on_keys = on_keys
+        self.role = role
         self.tracing = tracing
         self.draining = False
         self.step = 0
@@ -202,6 +205,12 @@ class Session:
         self.draining = True
         for stream in list(self.streams):
             stream.flush(self.load_now(), beat=True)
+
+    def announce(self) -> None:
+        """Tells routers, at once, what has changed of `info`."""
+        for stream in list(self.streams):
+            stream.add_info(self.info)
+            stream.flush(self.load_now())
 
     def load_now(self) -> worker_pb2.Load:
         return load_to_proto(self.load, self.step, self.watch.rounds, self.draining)

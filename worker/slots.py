@@ -46,6 +46,12 @@ class SlotState:
     def __post_init__(self) -> None:
         self.wanted = set(self.request.choices)
 
+    @property
+    def decodes(self) -> bool:
+        """It makes more than the first token of its prompt, which any role can do."""
+        num_forced = len(self.request.token_ids) - self.request.num_prompt_tokens
+        return self.request.pooling is None and self.request.sampling.max_tokens - num_forced > 1
+
     def stop_timers(self) -> None:
         for timer in (self.deadline, self.hold):
             if timer is not None:

@@ -329,6 +329,23 @@ WORKERS = Board(
         ),
         Panel("Ready", "short", (Query("paceline_worker_ready", "{{instance}}"),)),
         Panel(
+            "Roles",
+            "short",
+            (Query("sum by (role) (paceline_worker_role)", "{{role}}"),),
+            "What workers do now, whatever they were started as.",
+        ),
+        Panel(
+            "Changes of roles in an hour",
+            "short",
+            (
+                Query(
+                    "sum by (role, reason) (increase(paceline_worker_role_changes_total[1h]))",
+                    "to {{role}}, {{reason}}",
+                ),
+            ),
+            "By command, or by the controller. Many of the latter: its thresholds are too close.",
+        ),
+        Panel(
             "Ranks started in an hour",
             "short",
             (Query("increase(paceline_worker_incarnations_total[1h])", "{{instance}}"),),

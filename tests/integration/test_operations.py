@@ -27,6 +27,7 @@ def environment(deployment: Deployment) -> dict[str, str]:
         **deployment.environment(),
         **{f"{name}_PID": str(processes[process].pid) for name, process in named.items()},
         "KEY": KEY,
+        "PREFILL_WORKER": "prefill-0",
         "MODEL": deployment.model.name,
         "MODEL_FOLDER": str(deployment.model),
         "COLUMNS": "80",

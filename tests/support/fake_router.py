@@ -188,6 +188,8 @@ class Attachment:
         self.num_frames += 1
         self.last_heard = time.monotonic()
         self.load = frame.load
+        if frame.HasField("info"):
+            self.info = frame.info
         if frame.links:
             self.links = {link.source: link.token_us for link in frame.links}
         for emission in frame.emissions:

@@ -151,6 +151,25 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         for stream in self.streams:
             stream.frames.put_nowait(frame)
 
+    def take_role(self, role: worker_pb2.Role, version: int, **fields: str) -> None:
+        """Tells it on all streams; `fields` are what of the record is another's."""
+        info = worker_pb2.WorkerInfo()
+        info.CopyFrom(self.info)
+        info.role, info.role_version = role, version
+        for name, value in fields.items():
+            setattr(info, name, value)
+        self.inject(worker_pb2.WorkerFrame(info=records.sign(info, SECRET.encode())))
+
+    def give_up(self) -> None:
+        """All that runs, as a worker does that leaves or has another role now."""
+        error = common_pb2.Error(code=common_pb2.ERROR_CODE_UNAVAILABLE, message="scripted")
+        for stream in self.streams:
+            frame = worker_pb2.WorkerFrame(ended_slots=list(stream.running))
+            for slot in stream.running:
+                frame.errors.add(slot=slot, error=error, elsewhere=True)
+            stream.running.clear()
+            stream.frames.put_nowait(frame)
+
     # --- the protocol -------------------------------------------------------------------------
 
     async def Attach(

@@ -23,37 +23,44 @@ _sym_db = _symbol_database.Default()
 
 
 from paceline.v1 import common_pb2 as paceline_dot_v1_dot_common__pb2
+from paceline.v1 import worker_pb2 as paceline_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19paceline/v1/control.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/common.proto\"\x9f\x01\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontent_digest\x18\x02 \x01(\t\x12\x16\n\x0eserving_digest\x18\x03 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x04 \x01(\r\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x13\n\x0bunavailable\x18\x06 \x01(\x08\x12\x13\n\x0bhidden_size\x18\x07 \x01(\r\"r\n\x0cGatewayFrame\x12,\n\x06submit\x18\x01 \x01(\x0b\x32\x1a.paceline.v1.SubmitRequestH\x00\x12,\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x1a.paceline.v1.CancelRequestH\x00\x42\x06\n\x04\x62ody\"I\n\rSubmitRequest\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12*\n\x07request\x18\x02 \x01(\x0b\x32\x19.paceline.v1.TokenRequest\".\n\rCancelRequest\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12\x0f\n\x07\x63hoices\x18\x02 \x03(\r\"\xdd\x01\n\x0bRouterFrame\x12(\n\temissions\x18\x01 \x03(\x0b\x32\x15.paceline.v1.Emission\x12&\n\x06\x65rrors\x18\x02 \x03(\x0b\x32\x16.paceline.v1.SlotError\x12&\n\x06models\x18\x03 \x03(\x0b\x32\x16.paceline.v1.ModelInfo\x12\x16\n\x0emodels_changed\x18\x04 \x01(\x08\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x12*\n\x08setbacks\x18\x06 \x03(\x0b\x32\x18.paceline.v1.SlotSetback\"X\n\x0bSlotSetback\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12\x14\n\x0cnum_failures\x18\x02 \x01(\r\x12%\n\x04lost\x18\x03 \x01(\x0b\x32\x17.paceline.v1.WorkerLife\";\n\x0e\x45xplainRequest\x12\x15\n\rnum_decisions\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"q\n\x0f\x45xplainResponse\x12(\n\tdecisions\x18\x01 \x03(\x0b\x32\x15.paceline.v1.Decision\x12\x34\n\x0bquarantined\x18\x02 \x03(\x0b\x32\x1f.paceline.v1.QuarantinedRequest\"\x87\x01\n\x12QuarantinedRequest\x12\x0f\n\x07unix_ms\x18\x01 \x01(\x04\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\'\n\x06killed\x18\x04 \x03(\x0b\x32\x17.paceline.v1.WorkerLife\x12\x0e\n\x06left_s\x18\x05 \x01(\r\"\xdc\x01\n\x08\x44\x65\x63ision\x12\x0f\n\x07unix_ms\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\r\n\x05model\x18\x04 \x01(\t\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12\x15\n\rnum_remaining\x18\x06 \x01(\r\x12\x16\n\x0eprefill_worker\x18\x07 \x01(\t\x12\x15\n\rdecode_worker\x18\x08 \x01(\t\x12\x31\n\nconsidered\x18\t \x03(\x0b\x32\x1d.paceline.v1.ConsideredWorker\"\xcb\x01\n\x10\x43onsideredWorker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x12\n\nis_prefill\x18\x02 \x01(\x08\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\x12\x10\n\x08uncached\x18\x04 \x01(\x01\x12\x0f\n\x07waiting\x18\x05 \x01(\x01\x12\x12\n\nunreported\x18\x06 \x01(\x01\x12\x0f\n\x07running\x18\x07 \x01(\x01\x12\x0f\n\x07\x62\x61lance\x18\x08 \x01(\x01\x12\x0e\n\x06misses\x18\t \x01(\x01\x12\x0c\n\x04pull\x18\n \x01(\x01\x32\x98\x01\n\rRouterService\x12\x41\n\x06\x41ttach\x12\x19.paceline.v1.GatewayFrame\x1a\x18.paceline.v1.RouterFrame(\x01\x30\x01\x12\x44\n\x07\x45xplain\x12\x1b.paceline.v1.ExplainRequest\x1a\x1c.paceline.v1.ExplainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19paceline/v1/control.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/common.proto\x1a\x18paceline/v1/worker.proto\"\x9f\x01\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontent_digest\x18\x02 \x01(\t\x12\x16\n\x0eserving_digest\x18\x03 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x04 \x01(\r\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x13\n\x0bunavailable\x18\x06 \x01(\x08\x12\x13\n\x0bhidden_size\x18\x07 \x01(\r\"r\n\x0cGatewayFrame\x12,\n\x06submit\x18\x01 \x01(\x0b\x32\x1a.paceline.v1.SubmitRequestH\x00\x12,\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x1a.paceline.v1.CancelRequestH\x00\x42\x06\n\x04\x62ody\"I\n\rSubmitRequest\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12*\n\x07request\x18\x02 \x01(\x0b\x32\x19.paceline.v1.TokenRequest\".\n\rCancelRequest\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12\x0f\n\x07\x63hoices\x18\x02 \x03(\r\"\xdd\x01\n\x0bRouterFrame\x12(\n\temissions\x18\x01 \x03(\x0b\x32\x15.paceline.v1.Emission\x12&\n\x06\x65rrors\x18\x02 \x03(\x0b\x32\x16.paceline.v1.SlotError\x12&\n\x06models\x18\x03 \x03(\x0b\x32\x16.paceline.v1.ModelInfo\x12\x16\n\x0emodels_changed\x18\x04 \x01(\x08\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x12*\n\x08setbacks\x18\x06 \x03(\x0b\x32\x18.paceline.v1.SlotSetback\"X\n\x0bSlotSetback\x12\x0c\n\x04slot\x18\x01 \x01(\x04\x12\x14\n\x0cnum_failures\x18\x02 \x01(\r\x12%\n\x04lost\x18\x03 \x01(\x0b\x32\x17.paceline.v1.WorkerLife\";\n\x0e\x45xplainRequest\x12\x15\n\rnum_decisions\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"q\n\x0f\x45xplainResponse\x12(\n\tdecisions\x18\x01 \x03(\x0b\x32\x15.paceline.v1.Decision\x12\x34\n\x0bquarantined\x18\x02 \x03(\x0b\x32\x1f.paceline.v1.QuarantinedRequest\"\x87\x01\n\x12QuarantinedRequest\x12\x0f\n\x07unix_ms\x18\x01 \x01(\x04\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\'\n\x06killed\x18\x04 \x03(\x0b\x32\x17.paceline.v1.WorkerLife\x12\x0e\n\x06left_s\x18\x05 \x01(\r\"\xdc\x01\n\x08\x44\x65\x63ision\x12\x0f\n\x07unix_ms\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\r\n\x05model\x18\x04 \x01(\t\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12\x15\n\rnum_remaining\x18\x06 \x01(\r\x12\x16\n\x0eprefill_worker\x18\x07 \x01(\t\x12\x15\n\rdecode_worker\x18\x08 \x01(\t\x12\x31\n\nconsidered\x18\t \x03(\x0b\x32\x1d.paceline.v1.ConsideredWorker\"\xcb\x01\n\x10\x43onsideredWorker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x12\n\nis_prefill\x18\x02 \x01(\x08\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\x12\x10\n\x08uncached\x18\x04 \x01(\x01\x12\x0f\n\x07waiting\x18\x05 \x01(\x01\x12\x12\n\nunreported\x18\x06 \x01(\x01\x12\x0f\n\x07running\x18\x07 \x01(\x01\x12\x0f\n\x07\x62\x61lance\x18\x08 \x01(\x01\x12\x0e\n\x06misses\x18\t \x01(\x01\x12\x0c\n\x04pull\x18\n \x01(\x01\"\x10\n\x0eWorkersRequest\"k\n\x0fWorkersResponse\x12)\n\x07workers\x18\x01 \x03(\x0b\x32\x18.paceline.v1.KnownWorker\x12\x12\n\nnum_queued\x18\x02 \x01(\r\x12\x19\n\x11num_queued_tokens\x18\x03 \x01(\x04\"h\n\x0bKnownWorker\x12%\n\x04info\x18\x01 \x01(\x0b\x32\x17.paceline.v1.WorkerInfo\x12\x1f\n\x04load\x18\x02 \x01(\x0b\x32\x11.paceline.v1.Load\x12\x11\n\tis_usable\x18\x03 \x01(\x08\x32\xa6\x02\n\rRouterService\x12\x41\n\x06\x41ttach\x12\x19.paceline.v1.GatewayFrame\x1a\x18.paceline.v1.RouterFrame(\x01\x30\x01\x12\x44\n\x07\x45xplain\x12\x1b.paceline.v1.ExplainRequest\x1a\x1c.paceline.v1.ExplainResponse\x12\x44\n\x07Workers\x12\x1b.paceline.v1.WorkersRequest\x1a\x1c.paceline.v1.WorkersResponse\x12\x46\n\nChangeRole\x12\x1e.paceline.v1.ChangeRoleRequest\x1a\x16.paceline.v1.RoleState0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'paceline.v1.control_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MODELINFO']._serialized_start=69
-  _globals['_MODELINFO']._serialized_end=228
-  _globals['_GATEWAYFRAME']._serialized_start=230
-  _globals['_GATEWAYFRAME']._serialized_end=344
-  _globals['_SUBMITREQUEST']._serialized_start=346
-  _globals['_SUBMITREQUEST']._serialized_end=419
-  _globals['_CANCELREQUEST']._serialized_start=421
-  _globals['_CANCELREQUEST']._serialized_end=467
-  _globals['_ROUTERFRAME']._serialized_start=470
-  _globals['_ROUTERFRAME']._serialized_end=691
-  _globals['_SLOTSETBACK']._serialized_start=693
-  _globals['_SLOTSETBACK']._serialized_end=781
-  _globals['_EXPLAINREQUEST']._serialized_start=783
-  _globals['_EXPLAINREQUEST']._serialized_end=842
-  _globals['_EXPLAINRESPONSE']._serialized_start=844
-  _globals['_EXPLAINRESPONSE']._serialized_end=957
-  _globals['_QUARANTINEDREQUEST']._serialized_start=960
-  _globals['_QUARANTINEDREQUEST']._serialized_end=1095
-  _globals['_DECISION']._serialized_start=1098
-  _globals['_DECISION']._serialized_end=1318
-  _globals['_CONSIDEREDWORKER']._serialized_start=1321
-  _globals['_CONSIDEREDWORKER']._serialized_end=1524
-  _globals['_ROUTERSERVICE']._serialized_start=1527
-  _globals['_ROUTERSERVICE']._serialized_end=1679
+  _globals['_MODELINFO']._serialized_start=95
+  _globals['_MODELINFO']._serialized_end=254
+  _globals['_GATEWAYFRAME']._serialized_start=256
+  _globals['_GATEWAYFRAME']._serialized_end=370
+  _globals['_SUBMITREQUEST']._serialized_start=372
+  _globals['_SUBMITREQUEST']._serialized_end=445
+  _globals['_CANCELREQUEST']._serialized_start=447
+  _globals['_CANCELREQUEST']._serialized_end=493
+  _globals['_ROUTERFRAME']._serialized_start=496
+  _globals['_ROUTERFRAME']._serialized_end=717
+  _globals['_SLOTSETBACK']._serialized_start=719
+  _globals['_SLOTSETBACK']._serialized_end=807
+  _globals['_EXPLAINREQUEST']._serialized_start=809
+  _globals['_EXPLAINREQUEST']._serialized_end=868
+  _globals['_EXPLAINRESPONSE']._serialized_start=870
+  _globals['_EXPLAINRESPONSE']._serialized_end=983
+  _globals['_QUARANTINEDREQUEST']._serialized_start=986
+  _globals['_QUARANTINEDREQUEST']._serialized_end=1121
+  _globals['_DECISION']._serialized_start=1124
+  _globals['_DECISION']._serialized_end=1344
+  _globals['_CONSIDEREDWORKER']._serialized_start=1347
+  _globals['_CONSIDEREDWORKER']._serialized_end=1550
+  _globals['_WORKERSREQUEST']._serialized_start=1552
+  _globals['_WORKERSREQUEST']._serialized_end=1568
+  _globals['_WORKERSRESPONSE']._serialized_start=1570
+  _globals['_WORKERSRESPONSE']._serialized_end=1677
+  _globals['_KNOWNWORKER']._serialized_start=1679
+  _globals['_KNOWNWORKER']._serialized_end=1783
+  _globals['_ROUTERSERVICE']._serialized_start=1786
+  _globals['_ROUTERSERVICE']._serialized_end=2080
 # @@protoc_insertion_point(module_scope)

@@ -1,4 +1,5 @@
 from paceline.v1 import common_pb2 as _common_pb2
+from paceline.v1 import worker_pb2 as _worker_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -150,3 +151,27 @@ class ConsideredWorker(_message.Message):
     misses: float
     pull: float
     def __init__(self, worker_id: _Optional[str] = ..., is_prefill: _Optional[bool] = ..., num_cached_tokens: _Optional[int] = ..., uncached: _Optional[float] = ..., waiting: _Optional[float] = ..., unreported: _Optional[float] = ..., running: _Optional[float] = ..., balance: _Optional[float] = ..., misses: _Optional[float] = ..., pull: _Optional[float] = ...) -> None: ...
+
+class WorkersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WorkersResponse(_message.Message):
+    __slots__ = ("workers", "num_queued", "num_queued_tokens")
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_QUEUED_FIELD_NUMBER: _ClassVar[int]
+    NUM_QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    workers: _containers.RepeatedCompositeFieldContainer[KnownWorker]
+    num_queued: int
+    num_queued_tokens: int
+    def __init__(self, workers: _Optional[_Iterable[_Union[KnownWorker, _Mapping]]] = ..., num_queued: _Optional[int] = ..., num_queued_tokens: _Optional[int] = ...) -> None: ...
+
+class KnownWorker(_message.Message):
+    __slots__ = ("info", "load", "is_usable")
+    INFO_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    IS_USABLE_FIELD_NUMBER: _ClassVar[int]
+    info: _worker_pb2.WorkerInfo
+    load: _worker_pb2.Load
+    is_usable: bool
+    def __init__(self, info: _Optional[_Union[_worker_pb2.WorkerInfo, _Mapping]] = ..., load: _Optional[_Union[_worker_pb2.Load, _Mapping]] = ..., is_usable: _Optional[bool] = ...) -> None: ...

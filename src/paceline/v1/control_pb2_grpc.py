@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from paceline.v1 import control_pb2 as paceline_dot_v1_dot_control__pb2
+from paceline.v1 import worker_pb2 as paceline_dot_v1_dot_worker__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -45,6 +46,16 @@ class RouterServiceStub:
                 request_serializer=paceline_dot_v1_dot_control__pb2.ExplainRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_control__pb2.ExplainResponse.FromString,
                 _registered_method=True)
+        self.Workers = channel.unary_unary(
+                '/paceline.v1.RouterService/Workers',
+                request_serializer=paceline_dot_v1_dot_control__pb2.WorkersRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_control__pb2.WorkersResponse.FromString,
+                _registered_method=True)
+        self.ChangeRole = channel.unary_stream(
+                '/paceline.v1.RouterService/ChangeRole',
+                request_serializer=paceline_dot_v1_dot_worker__pb2.ChangeRoleRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_worker__pb2.RoleState.FromString,
+                _registered_method=True)
 
 
 class RouterServiceServicer:
@@ -64,6 +75,20 @@ class RouterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Workers(self, request, context):
+        """Who is connected, and what waits here: `paceline role`, `paceline rebalance`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ChangeRole(self, request, context):
+        """Passed on to the worker that it names: operators need to reach no other service than routers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -76,6 +101,16 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.Explain,
                     request_deserializer=paceline_dot_v1_dot_control__pb2.ExplainRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_control__pb2.ExplainResponse.SerializeToString,
+            ),
+            'Workers': grpc.unary_unary_rpc_method_handler(
+                    servicer.Workers,
+                    request_deserializer=paceline_dot_v1_dot_control__pb2.WorkersRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_control__pb2.WorkersResponse.SerializeToString,
+            ),
+            'ChangeRole': grpc.unary_stream_rpc_method_handler(
+                    servicer.ChangeRole,
+                    request_deserializer=paceline_dot_v1_dot_worker__pb2.ChangeRoleRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_worker__pb2.RoleState.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -133,6 +168,60 @@ class RouterService:
             '/paceline.v1.RouterService/Explain',
             paceline_dot_v1_dot_control__pb2.ExplainRequest.SerializeToString,
             paceline_dot_v1_dot_control__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Workers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.RouterService/Workers',
+            paceline_dot_v1_dot_control__pb2.WorkersRequest.SerializeToString,
+            paceline_dot_v1_dot_control__pb2.WorkersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeRole(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/paceline.v1.RouterService/ChangeRole',
+            paceline_dot_v1_dot_worker__pb2.ChangeRoleRequest.SerializeToString,
+            paceline_dot_v1_dot_worker__pb2.RoleState.FromString,
             options,
             channel_credentials,
             insecure,

@@ -13,9 +13,35 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_UNSPECIFIED: _ClassVar[Role]
     ROLE_PREFILL: _ClassVar[Role]
     ROLE_DECODE: _ClassVar[Role]
+    ROLE_BOTH: _ClassVar[Role]
 ROLE_UNSPECIFIED: Role
 ROLE_PREFILL: Role
 ROLE_DECODE: Role
+ROLE_BOTH: Role
+
+class ChangeRoleRequest(_message.Message):
+    __slots__ = ("worker_id", "role", "if_version", "reason", "drain_ms")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    IF_VERSION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_MS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    role: Role
+    if_version: int
+    reason: str
+    drain_ms: int
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., if_version: _Optional[int] = ..., reason: _Optional[str] = ..., drain_ms: _Optional[int] = ...) -> None: ...
+
+class RoleState(_message.Message):
+    __slots__ = ("role", "version", "num_leaving")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    NUM_LEAVING_FIELD_NUMBER: _ClassVar[int]
+    role: Role
+    version: int
+    num_leaving: int
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., version: _Optional[int] = ..., num_leaving: _Optional[int] = ...) -> None: ...
 
 class WorkerCommand(_message.Message):
     __slots__ = ("beat", "run", "reserve", "prefill", "adopt", "cancel", "revoke", "let_go")
@@ -122,7 +148,7 @@ class Revoke(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "role", "endpoint", "model", "content_digest", "layout_digest", "serving_digest", "context_length", "vocab_size", "num_pages", "page_bytes", "transports", "signature", "most_pages", "hidden_size", "zone", "node")
+    __slots__ = ("worker_id", "incarnation", "role", "endpoint", "model", "content_digest", "layout_digest", "serving_digest", "context_length", "vocab_size", "num_pages", "page_bytes", "transports", "signature", "most_pages", "hidden_size", "zone", "node", "role_version")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -141,6 +167,7 @@ class WorkerInfo(_message.Message):
     HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
     ZONE_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
+    ROLE_VERSION_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: str
     role: Role
@@ -159,7 +186,8 @@ class WorkerInfo(_message.Message):
     hidden_size: int
     zone: str
     node: str
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., endpoint: _Optional[str] = ..., model: _Optional[str] = ..., content_digest: _Optional[str] = ..., layout_digest: _Optional[str] = ..., serving_digest: _Optional[str] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., page_bytes: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., signature: _Optional[bytes] = ..., most_pages: _Optional[_Iterable[int]] = ..., hidden_size: _Optional[int] = ..., zone: _Optional[str] = ..., node: _Optional[str] = ...) -> None: ...
+    role_version: int
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., endpoint: _Optional[str] = ..., model: _Optional[str] = ..., content_digest: _Optional[str] = ..., layout_digest: _Optional[str] = ..., serving_digest: _Optional[str] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., page_bytes: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., signature: _Optional[bytes] = ..., most_pages: _Optional[_Iterable[int]] = ..., hidden_size: _Optional[int] = ..., zone: _Optional[str] = ..., node: _Optional[str] = ..., role_version: _Optional[int] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("num_running", "num_waiting", "num_waiting_tokens", "num_free_pages", "num_pages", "step", "draining", "rounds", "prompt_token_us")

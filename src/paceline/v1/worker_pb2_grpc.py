@@ -42,6 +42,11 @@ class WorkerServiceStub:
                 request_serializer=paceline_dot_v1_dot_worker__pb2.WorkerCommand.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_worker__pb2.WorkerFrame.FromString,
                 _registered_method=True)
+        self.ChangeRole = channel.unary_stream(
+                '/paceline.v1.WorkerService/ChangeRole',
+                request_serializer=paceline_dot_v1_dot_worker__pb2.ChangeRoleRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_worker__pb2.RoleState.FromString,
+                _registered_method=True)
 
 
 class WorkerServiceServicer:
@@ -56,6 +61,15 @@ class WorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ChangeRole(self, request, context):
+        """Another role, for all that comes from now on; routers are told. Answers at once, again while
+        requests of a role that it has left still run, and ends when none does. Who stops listening
+        changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -63,6 +77,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.Attach,
                     request_deserializer=paceline_dot_v1_dot_worker__pb2.WorkerCommand.FromString,
                     response_serializer=paceline_dot_v1_dot_worker__pb2.WorkerFrame.SerializeToString,
+            ),
+            'ChangeRole': grpc.unary_stream_rpc_method_handler(
+                    servicer.ChangeRole,
+                    request_deserializer=paceline_dot_v1_dot_worker__pb2.ChangeRoleRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_worker__pb2.RoleState.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -95,6 +114,33 @@ class WorkerService:
             '/paceline.v1.WorkerService/Attach',
             paceline_dot_v1_dot_worker__pb2.WorkerCommand.SerializeToString,
             paceline_dot_v1_dot_worker__pb2.WorkerFrame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeRole(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/paceline.v1.WorkerService/ChangeRole',
+            paceline_dot_v1_dot_worker__pb2.ChangeRoleRequest.SerializeToString,
+            paceline_dot_v1_dot_worker__pb2.RoleState.FromString,
             options,
             channel_credentials,
             insecure,

@@ -40,6 +40,7 @@ async def test_it_shows_each_process_with_its_rates(
     for source in ("prefill-7", "prefill-8"):
         degraded.labels(source, "tcp").set(0)
     router.queue_length.set(17)
+    worker.observe_role("both")
     async with shown(gateway.registry, router.registry, worker.registry, links) as urls:
         gone = "http://127.0.0.1:9"
         arguments = [
@@ -60,6 +61,7 @@ async def test_it_shows_each_process_with_its_rates(
         assert title in text
     assert "250.0" in text  # mean TTFT in ms of what came since the first look
     assert re.search(r"router +127\S+ +17 ", text)
+    assert re.search(r"both +127\S+ +no ", text), "a worker is what it does now"
     assert re.search(r"prefill-7 +127\S+ +tcp +2\.50", text)
     assert re.search(r"prefill-8 +127\S+ +tcp +–", text)
     assert text.rstrip().endswith("127.0.0.1:9")

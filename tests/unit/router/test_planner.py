@@ -18,6 +18,7 @@ from paceline.router.planner import (
     Split,
     Whole,
     has_room,
+    plan,
 )
 from paceline.v1 import worker_pb2
 from tests.support.simulated_workers import Simulation, plan_among
@@ -318,3 +319,25 @@ def test_sglang_14305_cache_misses_avoid_the_overloaded_worker() -> None:
         session.load.num_running += 1
     chosen = [simulation.start([50_000 + number] * 100) for number in range(50)]
     assert chosen.count("d1") >= 45
+
+
+def test_one_that_is_both_computes_what_it_decodes_or_what_another_does() -> None:
+    both, decode = Candidate("b0", is_prefill=False), Candidate("d0", is_prefill=False)
+    job = Job(1000, 8)
+
+    def planned(both: Candidate, decode: Candidate) -> Whole | Split | None:
+        return plan(job, [both], [both, decode], {}, 32, _RNG)
+
+    busy = decode._replace(num_running=20)
+    assert planned(both, busy) == Whole(both), "no KV is handed over from it to itself"
+    found = planned(both._replace(num_running=20), decode)
+    assert isinstance(found, Split)
+    assert (found.prefill.worker_id, found.decode.worker_id) == ("b0", "d0")
+    sides = [(one.worker_id, one.is_prefill) for one, _ in found.considered]
+    assert sides[0] == ("b0", True) and ("b0", False) in sides[1:]
+
+
+def test_one_that_is_both_is_looked_at_once_for_a_single_token() -> None:
+    both = Candidate("b0", is_prefill=False)
+    found = plan(Job(1000, 1), [both], [both], {}, 32, _RNG)
+    assert isinstance(found, Whole) and len(found.considered) == 1

@@ -39,6 +39,7 @@ from paceline.v1 import common_pb2, kv_pb2, worker_pb2
 from paceline.worker.adoption import Adoption
 from paceline.worker.config import WorkerConfig
 from paceline.worker.metrics import WorkerMetrics
+from paceline.worker.role import WorkerRole
 from paceline.worker.router_stream import RouterStream
 from paceline.worker.session import Session
 
@@ -141,7 +142,7 @@ class Rank:
 
     def __init__(self) -> None:
         self.ready = SimpleNamespace(num_pages=8, canary=None, content_parts={})
-        self.process = SimpleNamespace(pid=os.getpid())
+        self.program = SimpleNamespace(pid=os.getpid())
         self.sent: list[object] = []
         self.link = SimpleNamespace(send=self.sent.append, call=None, last_step_unix_us=1)
         self.num_sent_before_close: int | None = None
@@ -169,7 +170,8 @@ class Rig:
         connectors: Any = SimpleNamespace(close=lambda: None, group=PageGroup("full", 1, 1, 2))
         config = WorkerConfig(secret="a secret of the tests", model="/")
         info = worker_pb2.WorkerInfo(vocab_size=100)
-        self.session = Session(config, rank, info, connectors, WorkerMetrics("m", "decode"), print)
+        metrics, role = WorkerMetrics("m", "decode"), WorkerRole(worker_pb2.ROLE_DECODE, 1.0)
+        self.session = Session(config, rank, info, connectors, metrics, print, role)
         peers: Any = SimpleNamespace(get=get, forget=self.forgotten.append, close=close)
         self.session.peers = peers
         request = RequestSpec("r", list(range(16)), 16, bytes(32), SamplingParams(), (0,))

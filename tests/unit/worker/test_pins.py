@@ -27,6 +27,7 @@ from paceline.worker.config import WorkerConfig
 from paceline.worker.handoffs import reader_of
 from paceline.worker.metrics import WorkerMetrics
 from paceline.worker.pins import pin_or_let_go
+from paceline.worker.role import WorkerRole
 from paceline.worker.router_stream import RouterStream
 from paceline.worker.session import Session
 
@@ -43,13 +44,14 @@ class Source:
         self.pinned: asyncio.Future[Pinned] | None = None  # answers Pin
         rank: Any = SimpleNamespace(
             ready=SimpleNamespace(num_pages=NUM_PAGES, canary=None, content_parts={}),
-            process=SimpleNamespace(pid=os.getpid()),
+            program=SimpleNamespace(pid=os.getpid()),
             link=SimpleNamespace(send=lambda _: None, call=self.call, last_step_unix_us=1),
         )
         connectors: Any = SimpleNamespace()
         config = WorkerConfig(secret="a secret of the tests", model="/")
         info = worker_pb2.WorkerInfo(vocab_size=100)
-        self.session = Session(config, rank, info, connectors, WorkerMetrics("m", "decode"), print)
+        metrics, role = WorkerMetrics("m", "decode"), WorkerRole(worker_pb2.ROLE_DECODE, 1.0)
+        self.session = Session(config, rank, info, connectors, metrics, print, role)
         request = RequestSpec("r", list(range(36)), 36, bytes(32), SamplingParams(), (0,))
         self.slot = self.session.slots.open(RouterStream(), 7, request)
         self.ticket = common_pb2.Ticket(
