@@ -32,6 +32,9 @@ class KvTransferServicer(kv_pb2_grpc.KvTransferServiceServicer):
         self, request: kv_pb2.DescribeRequest, context: Context
     ) -> kv_pb2.DescribeResponse:
         session = self._current()
+        if request.source_incarnation not in ("", session.info.incarnation):
+            reason = "another incarnation answers at the source's address"
+            raise KvUnavailable(reason, field="source_incarnation")
         if request.content_digest != session.info.content_digest:
             raise other_content(session, request)
         return describe(session)

@@ -272,7 +272,7 @@ class PeerDirectory:
     async def _connect(self, key: PeerKey, endpoint: str) -> Peer:
         calls = SourceCalls(endpoint, self._config.tls)
         try:
-            description = await self._describe(calls.stub)
+            description = await self._describe(calls.stub, key)
             if (description.worker_id, description.incarnation) != key:
                 raise PeerGone("another worker or incarnation answers at the source's address")
             self._drop_older(key)
@@ -344,13 +344,16 @@ class PeerDirectory:
     async def _test(self, peer: Peer, description: kv_pb2.DescribeResponse) -> None:
         peer.speed = await self.checks.self_test(peer.key[0], description, peer.reached)
 
-    async def _describe(self, stub: kv_pb2_grpc.KvTransferServiceStub) -> kv_pb2.DescribeResponse:
+    async def _describe(
+        self, stub: kv_pb2_grpc.KvTransferServiceStub, key: PeerKey
+    ) -> kv_pb2.DescribeResponse:
         request = kv_pb2.DescribeRequest(
             reader_worker=self._info.worker_id,
             reader_incarnation=self._info.incarnation,
             content_digest=self._info.content_digest,
             layout_digest=self._info.layout_digest,
             content_parts=self._content_parts,
+            source_incarnation=key[1],
         )
         try:
             answer: kv_pb2.DescribeResponse = await stub.Describe(
@@ -359,7 +362,8 @@ class PeerDirectory:
             return answer
         except grpc.aio.AioRpcError as failure:
             error = error_of(failure)
-            if isinstance(error, IncompatiblePeer | KvUnavailable):
+            is_meant = error.field != "source_incarnation"  # else its successor has answered
+            if isinstance(error, IncompatiblePeer | KvUnavailable) and is_meant:
                 raise error from None
             raise PeerGone(error.message) from None
 

@@ -13,7 +13,7 @@ import redis
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from paceline.core.errors import IncompatiblePeer
+from paceline.core.errors import IncompatiblePeer, KvUnavailable
 from paceline.core.ids import BlockKey
 from paceline.core.keys import chain_keys, root_key, tenant_salt
 from paceline.rpc import records, tickets
@@ -266,6 +266,20 @@ async def test_another_model_is_refused_by_name(worker: WorkerProcess) -> None:
     assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     error = error_of(refused.value)
     assert isinstance(error, IncompatiblePeer) and error.field == "content_digest"
+
+
+async def test_the_successor_of_a_source_says_that_it_is_another_not_that_its_model_is(
+    worker: WorkerProcess,
+) -> None:
+    """Else a hint of before a rolling update would have its reader keep the dead one apart, and
+    raise an alarm."""
+    request = kv_pb2.DescribeRequest(content_digest="ab" * 32, source_incarnation="before")
+    async with connect(worker.endpoint) as channel:
+        stub = kv_pb2_grpc.KvTransferServiceStub(channel)  # type: ignore[no-untyped-call]
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.Describe(request, metadata=token())
+    error = error_of(refused.value)
+    assert isinstance(error, KvUnavailable) and error.field == "source_incarnation"
 
 
 async def test_sglang_40125_a_slot_number_that_is_posted_twice_costs_its_stream_alone(

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class DescribeRequest(_message.Message):
-    __slots__ = ("reader_worker", "reader_incarnation", "content_digest", "layout_digest", "content_parts")
+    __slots__ = ("reader_worker", "reader_incarnation", "content_digest", "layout_digest", "content_parts", "source_incarnation")
     class ContentPartsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -21,12 +21,14 @@ class DescribeRequest(_message.Message):
     CONTENT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     CONTENT_PARTS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     reader_worker: str
     reader_incarnation: str
     content_digest: str
     layout_digest: str
     content_parts: _containers.ScalarMap[str, str]
-    def __init__(self, reader_worker: _Optional[str] = ..., reader_incarnation: _Optional[str] = ..., content_digest: _Optional[str] = ..., layout_digest: _Optional[str] = ..., content_parts: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    source_incarnation: str
+    def __init__(self, reader_worker: _Optional[str] = ..., reader_incarnation: _Optional[str] = ..., content_digest: _Optional[str] = ..., layout_digest: _Optional[str] = ..., content_parts: _Optional[_Mapping[str, str]] = ..., source_incarnation: _Optional[str] = ...) -> None: ...
 
 class TransportAddress(_message.Message):
     __slots__ = ("name", "address")

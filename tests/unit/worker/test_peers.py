@@ -34,10 +34,17 @@ OTHER = common_pb2.Ticket(source_worker="source", source_incarnation="2")
 
 class Source(kv_pb2_grpc.KvTransferServiceServicer):
     incarnation = "1"
+    refuses_others = True
     layout_digest = "01"
     verdict: kv_pb2.ReportResponse | None = None
 
+    content_digest = "ab"
+
     async def Describe(self, request: Any, context: Any) -> kv_pb2.DescribeResponse:
+        if self.refuses_others and request.source_incarnation != self.incarnation:
+            raise KvUnavailable("another incarnation", field="source_incarnation")
+        if request.content_digest != self.content_digest:
+            raise IncompatiblePeer("of another model", field="content_digest")
         return kv_pb2.DescribeResponse(
             worker_id="source",
             incarnation=self.incarnation,
@@ -161,10 +168,11 @@ async def test_who_waits_for_an_incarnation_hears_that_another_took_its_place(
 
 
 async def test_a_ticket_of_an_incarnation_that_is_gone_leaves_the_link_to_its_successor(
-    peers: PeerDirectory, endpoint: str
+    peers: PeerDirectory, endpoint: str, source: Source
 ) -> None:
     """Hints are of names, and may be old: pulls from the successor go on."""
     peer = await peers.get(TICKET, endpoint)
+    source.refuses_others = False  # as workers of former versions
     with pytest.raises(PeerGone, match="another worker or incarnation"):
         await peers.get(OTHER, endpoint)
     assert await peers.get(TICKET, endpoint) is peer
@@ -190,6 +198,19 @@ async def test_sources_that_do_not_let_us_connect_hold_up_no_other_threads(
     may_go_on.set()
     with pytest.raises(PeerGone):
         await meeting
+
+
+async def test_a_successor_with_another_model_keeps_nobody_apart(
+    peers: PeerDirectory, endpoint: str, source: Source
+) -> None:
+    """A rolling update at the same address, and a hint of before."""
+    source.incarnation, source.content_digest = "2", "cd"
+    with pytest.raises(PeerGone, match="another incarnation"):
+        await peers.get(TICKET, endpoint)
+    assert not peers.checks.apart
+    with pytest.raises(IncompatiblePeer):
+        await peers.get(OTHER, endpoint)
+    assert list(peers.checks.apart) == [("source", "2")]
 
 
 async def test_a_successor_takes_the_place_of_an_incarnation(
