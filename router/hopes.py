@@ -10,55 +10,86 @@ steps of its worker bring them counts as one that says nothing, and the doubt of
 never more than the time that it is hoped for in.
 """
 
-from collections.abc import Iterable
-from typing import Protocol
+from bisect import bisect_left, bisect_right, insort
+from dataclasses import dataclass, field
 
 RECOVERY_S = 3.0
 DOUBT_S = 0.5  # of the prediction of a first token: at most so much more or less
 
 
-class Stream(Protocol):
-    @property
-    def hoped_itl_s(self) -> float:
-        """From token to token; 0: nothing was said."""
+@dataclass(slots=True)
+class _Alike:
+    """Streams that hope for the same time between tokens."""
 
-    @property
-    def began_at(self) -> float:
-        """When its first token came; 0: not yet."""
-
-    @property
-    def began_step(self) -> int:
-        """Of its worker, then."""
+    num_waiting: int = 0  # for their first token
+    origins: list[float] = field(default_factory=list)  # of the others, in order
 
 
-def expected_misses(
-    streams: Iterable[Stream],
-    step: int,
-    now: float,
-    step_s: float,
-    ahead_s: float,
-    prompt_s: float,
-    least_s: float = 0.0,
-) -> float:
-    """How many streams a prompt of `prompt_s`, after `ahead_s` of others, makes miss their hope.
+class Hopes:
+    """Of a worker's streams. Slack is  itl_s x step - now + origin, so that in the order of their
+    origins those below a limit are found at once."""
 
-    `step`: the last one of their worker. `step_s`: of those with prompts, each of which brings
-    every stream a token; `least_s`: of its shortest ones, which no hope is below. Plain: it is
-    done for each stream of eight workers, in each decision.
-    """
-    missed, both_s = 0.0, ahead_s + prompt_s
-    for stream in streams:
-        itl_s, began_at = stream.hoped_itl_s, stream.began_at
-        if itl_s and least_s <= itl_s < step_s:
+    def __init__(self) -> None:
+        self._alike: dict[float, _Alike] = {}  # by itl_s
+
+    def add(self, itl_s: float, origin: float | None) -> None:
+        """`origin`: when its first token came, less `itl_s` x the worker's steps by then; None: it
+        has not come."""
+        alike = self._alike.setdefault(itl_s, _Alike())
+        if origin is None:
+            alike.num_waiting += 1
+        else:
+            insort(alike.origins, origin)
+
+    def remove(self, itl_s: float, origin: float | None) -> None:
+        """One that was added."""
+        alike = self._alike[itl_s]
+        if origin is None:
+            alike.num_waiting -= 1
+        else:
+            del alike.origins[bisect_left(alike.origins, origin)]
+        if not alike.num_waiting and not alike.origins:
+            del self._alike[itl_s]
+
+    def misses(
+        self,
+        step: int,
+        now: float,
+        step_s: float,
+        ahead_s: float,
+        prompt_s: float,
+        least_s: float = 0.0,
+    ) -> float:
+        """How many streams a prompt of `prompt_s`, after `ahead_s` of others, makes miss theirs.
+
+        `step`: the last one of their worker. `step_s`: of those with prompts, each of which brings
+        every stream a token; `least_s`: of its shortest ones, which no hope is below.
+        """
+        missed, both_s = 0.0, ahead_s + prompt_s
+        for itl_s, alike in self._alike.items():
+            if not least_s <= itl_s < step_s:
+                continue
             lost = 1 - itl_s / step_s  # of each second
-            slack_s = itl_s * (step - stream.began_step) - (now - began_at) if began_at else 0.0
-            after_s = slack_s - lost * both_s
-            if after_s < 0:
-                before_s = after_s + lost * prompt_s
-                missed += min(1.0, -after_s / RECOVERY_S) - min(
-                    1.0, max(0.0, -before_s / RECOVERY_S)
-                )
-    return missed
+            before_s, after_s = lost * ahead_s, lost * both_s
+            if alike.num_waiting:
+                missed += alike.num_waiting * (_share(after_s) - _share(before_s))
+            passed_s = itl_s * step - now
+            missed += _shares(alike.origins, after_s - passed_s)
+            missed -= _shares(alike.origins, before_s - passed_s)
+        return missed
+
+
+def _shares(origins: list[float], limit: float) -> float:
+    """Sum over streams below zero when what is lost is as much as that origin. In compiled loops:
+    it is done twice for each of eight workers, in each decision."""
+    num_lost = bisect_right(origins, limit - RECOVERY_S)  # for certain
+    below = origins[num_lost : bisect_left(origins, limit, num_lost)]
+    return num_lost + (len(below) * limit - sum(below)) / RECOVERY_S
+
+
+def _share(below_s: float) -> float:
+    """Of a stream that is so far below zero."""
+    return min(1.0, max(0.0, below_s / RECOVERY_S))
 
 
 def chance_of_late(left_s: float, doubt_s: float = DOUBT_S) -> float:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from paceline.core.errors import PacelineError, Unavailable
-from paceline.router.hopes import DOUBT_S, chance_of_late, expected_misses
+from paceline.router.hopes import DOUBT_S, Hopes, chance_of_late
 from paceline.router.links import NOWHERE, Place, distance_cost, seen_cost
 from paceline.router.outliers import Health
 from paceline.router.pace import PromptPace
@@ -101,8 +101,25 @@ class Flight:
         self.sent_at = 0.0  # to a worker with no other prompt; 0: not so
 
     def hope(self, itl_s: float) -> None:
-        self.session.num_hoping += (itl_s > 0) - (self.hoped_itl_s > 0)
+        session = self.session
+        if self.hoped_itl_s:
+            session.hopes.remove(self.hoped_itl_s, self._origin)
+        session.num_hoping += (itl_s > 0) - (self.hoped_itl_s > 0)
         self.hoped_itl_s = itl_s
+        if itl_s:
+            session.hopes.add(itl_s, self._origin)
+
+    def begin(self, now: float) -> None:
+        """Its first tokens came."""
+        itl_s = self.hoped_itl_s
+        self.hope(0.0)
+        self.began_at, self.began_step = now, self.session.load.step
+        self.hope(itl_s)
+
+    @property
+    def _origin(self) -> float | None:
+        """See Hopes."""
+        return self.began_at - self.hoped_itl_s * self.began_step if self.began_at else None
 
     def send(self, command: worker_pb2.WorkerCommand) -> None:
         if not self.used:
@@ -177,6 +194,7 @@ class WorkerSession:
         self.cost_s = 0.0  # seconds of a unit; 0: nothing is known
         self.waiting_cost = 0.0  # of num_waiting_tokens
         self._pending_cost = 0.0
+        self.hopes = Hopes()
         self.num_hoping = 0  # flights whose requests hope for a time between tokens
         self.num_late = 0
         self.last_frame_at = now
@@ -286,10 +304,10 @@ class WorkerSession:
         prompt_s = self.cost_s * self.prompt_cost(num_new, num_cached)
         ahead_s = self.cost_s * self.waiting_cost
         late = chance_of_late(due - now - ahead_s - prompt_s, doubt_s)
-        streams = self.flights.values() if self.num_hoping else ()
-        longest, shortest = self.longest_step_s, self.shortest_step_s
-        step = self.load.step
-        return late + expected_misses(streams, step, now, longest, ahead_s, prompt_s, shortest)
+        if not self.num_hoping:
+            return late
+        step, longest, shortest = self.load.step, self.longest_step_s, self.shortest_step_s
+        return late + self.hopes.misses(step, now, longest, ahead_s, prompt_s, shortest)
 
     def send(self, command: worker_pb2.WorkerCommand) -> None:
         if self.lost is None:
@@ -315,7 +333,7 @@ class WorkerSession:
                 self.num_late += 1
             else:
                 if not flight.began_at and emission.token_ids:
-                    flight.began_at, flight.began_step = now, self.load.step
+                    flight.begin(now)
                 flight.listener.on_emission(flight, emission)
         if frame.reserved or frame.busy or frame.errors or frame.ended_slots:
             self._handle_control(frame, now)
