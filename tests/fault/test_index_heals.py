@@ -128,9 +128,14 @@ async def _retype(published: Published, store: RedisServer) -> None:
         await redis.lpush(name, "a list")
 
 
+async def _forget_scripts(published: Published, store: RedisServer) -> None:
+    await published.bench.redis.script_flush()
+
+
 _DAMAGES = [
     _flush,
     _restart,
+    _forget_scripts,
     *(pytest.param(d, marks=pytest.mark.slow) for d in (_pause, _evict, _turn_back, _retype)),
 ]
 
