@@ -11,6 +11,7 @@ import selectors
 import socket
 import struct
 import threading
+import time
 from typing import cast
 
 import msgspec
@@ -21,6 +22,7 @@ from paceline.kv_transfer.geometry import geometry_of
 from paceline.kv_transfer.host import host_identity
 
 MAX_CONNECTIONS = 256
+_PAUSE_S = 0.01
 _NUM_OWN_SOCKETS = 2  # listener and wake-up, beside the readers in the selector
 _CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
 
@@ -80,7 +82,8 @@ class DescriptorSource:
     def _greet(self, selector: selectors.BaseSelector) -> None:
         try:
             reader, _ = self._listener.accept()
-        except OSError:
+        except OSError:  # it left again, or we are out of descriptors for the moment
+            time.sleep(_PAUSE_S)
             return
         try:
             num_readers = len(selector.get_map()) - _NUM_OWN_SOCKETS

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -126,6 +127,28 @@ def test_memory_shorter_than_it_was_said_to_be_is_not_mapped(ends: Ends) -> None
 def test_an_answer_without_memory_is_a_dead_peer(ends: Ends) -> None:
     with lying_source([], 8) as address, pytest.raises(PeerGone):
         ends.reader.connect(address, timeout_s=1)
+
+
+def test_a_source_without_descriptors_waits_for_some_and_does_not_spin(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = []
+    wait = descriptor_source._wait
+    monkeypatch.setattr(descriptor_source, "_wait", lambda s: looks.append(1) or wait(s))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as reader:
+        highest = max(map(int, os.listdir("/proc/self/fd")))
+        with contextlib.ExitStack() as taken:
+            while (fd := os.dup(reader.fileno())) < highest:  # none is left below the limit
+                taken.callback(os.close, fd)
+            taken.callback(os.close, fd)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (fd + 1, hard))
+            taken.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+            reader.connect(address_of(ends).socket_name)
+            time.sleep(0.5)
+            assert len(looks) < 100
+        reader.settimeout(5)
+        assert reader.recv(1), "it is greeted in the end"
 
 
 def test_connections_are_bounded(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
