@@ -1,7 +1,6 @@
 """The front process of a worker: start, ready, drain, stop, and a rank kept running in between."""
 
 import asyncio
-import contextlib
 import secrets
 import time
 from collections.abc import Coroutine
@@ -24,6 +23,7 @@ from paceline.worker.config import WorkerConfig
 from paceline.worker.connectors import Connectors, make_connectors
 from paceline.worker.introductions import Introductions
 from paceline.worker.kv_service import KvTransferServicer
+from paceline.worker.leaving import leave
 from paceline.worker.metrics import WorkerMetrics
 from paceline.worker.rank_process import RankProcess, launch
 from paceline.worker.rank_program import RankProgram
@@ -35,7 +35,6 @@ from paceline.worker.worker_tiers import WorkerTiers
 BACK_OFF_S = (0.05, 10.0)  # first, longest; it doubles while ranks die young
 YOUNG_S = 30.0
 HEALTH_PERIOD_S = 0.2
-LAST_FRAMES_S = 0.05  # in which routers are told of a drain, if nothing else keeps us
 SERVICES = (
     worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name,
     kv_pb2.DESCRIPTOR.services_by_name["KvTransferService"].full_name,
@@ -236,15 +235,10 @@ class Front:
     # --- drain ---
 
     async def drain(self) -> None:
-        """Unready, refuses new work, waits for what runs, at most `drain_timeout_s`."""
+        """Unready; then as worker/leaving.py tells, at most `drain_timeout_s`."""
         self._draining = True
-        session = self.session
-        if session is None:
-            return
-        session.start_draining()
-        await asyncio.sleep(LAST_FRAMES_S)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(session.slots.idle(), self.config.drain_timeout_s)
+        if self.session is not None:
+            await leave(self.session, self.config.drain_timeout_s)
 
     # --- stop ---
 
