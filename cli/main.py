@@ -64,6 +64,11 @@ COMMANDS = {
         "paceline.cli.role:RoleConfig",
         "paceline.cli.role:run",
     ),
+    "rebalance": Command(
+        "move workers between prefill and decode as their queues ask for",
+        "paceline.cli.rebalance:RebalanceConfig",
+        "paceline.cli.rebalance:run",
+    ),
     "top": Command(
         "show workers, queues, rates and links, live",
         "paceline.cli.top:TopConfig",

@@ -63,7 +63,7 @@ async def change(config: RoleConfig, calls: RouterCalls) -> None:
     info = worker_of(config.worker, workers)
     if config.role == "prefill" and not config.force:
         check_decode_is_left(info, workers)
-    before = role_of(info)
+    before = name_of(info.role)
     request = worker_pb2.ChangeRoleRequest(
         worker_id=config.worker,
         role=f"ROLE_{config.role.upper()}",
@@ -114,8 +114,8 @@ def check_decode_is_left(
     InvalidRequest.check("role", "prefill", next(others, None) is not None, reason)
 
 
-def role_of(info: worker_pb2.WorkerInfo) -> str:
-    return worker_pb2.Role.Name(info.role).removeprefix("ROLE_").lower()
+def name_of(role: worker_pb2.Role) -> str:
+    return worker_pb2.Role.Name(role).removeprefix("ROLE_").lower()
 
 
 def show(workers: Sequence[control_pb2.KnownWorker]) -> None:
@@ -126,5 +126,5 @@ def show(workers: Sequence[control_pb2.KnownWorker]) -> None:
         load, info = worker.load, worker.info
         state = "draining" if load.draining else "ok" if worker.is_usable else "silent or stuck"
         counts = str(load.num_running), str(load.num_waiting)
-        table.add_row(info.worker_id, role_of(info), info.model, *counts, state)
+        table.add_row(info.worker_id, name_of(info.role), info.model, *counts, state)
     Console().print(table)

@@ -6,7 +6,7 @@ ROLE_REASONS = ("command", "rebalance")
 LABELS = {
     "model_name": "models that workers serve",
     "engine": "`0`: a worker is one engine, and so is a deployment seen at its gateway",
-    "service": "`gateway`, `router`, `prefill`, `decode`",
+    "service": "`gateway`, `router`, `rebalance`, `prefill`, `decode`",
     "version": "of Paceline, one a process",
     "stage": "of requests `prepare`, `queue`, `prefill`, `pull`, `second_token`, `decode`;"
     " of hand-offs `first_byte`, `last_byte`, `pull_wait`",

@@ -166,6 +166,14 @@ GATEWAY_MOVED = Metric(
     ("reason",),
 )
 
+# rebalance
+REBALANCE_PRESSURE = Metric(
+    "gauge",
+    "paceline_rebalance_pressure",
+    "What waits at the workers of a role over what is wanted: docs/operations.md. 1 is too much.",
+    ("role",),
+)
+
 # router
 ROUTER_QUEUE_LENGTH = Metric(
     "gauge", "paceline_router_queue_length", "Requests waiting for a worker."

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from paceline.cli.rebalance import RebalanceConfig
 from paceline.core.config import Config, settings_of
 from paceline.gateway.config import GatewayConfig
 from paceline.gateway.usage import MAX_PROCESSES
@@ -22,6 +23,7 @@ OWNED = {
     "gateway": {"host", "port", "grpc_port", "probe_port", "processes", "router"}
     | {"model", "model_name", "api_keys"},
     "router": {"host", "port", "probe_port"},
+    "rebalance": {"host", "probe_port", "router"},
     "worker": {"worker_id", "host", "port", "probe_port", "advertise_host", "model", "model_name"}
     | {"device", "pool_mib", "num_threads", "transports", "tiers", "run_dir"},
 }
@@ -258,6 +260,11 @@ def gateway() -> Schema:
     )
 
 
+def rebalance() -> Schema:
+    ours = settings("rebalance", RebalanceConfig)
+    return closed(enabled=FLAG, cpu=CPU, memoryMib=MIB, settings=ours, **placement())
+
+
 def values_schema() -> Schema:
     router = service("router", RouterConfig) | {"replicas": COUNT | {"minimum": 1, "maximum": 3}}
     image = closed(
@@ -280,6 +287,7 @@ def values_schema() -> Schema:
         "redis": redis(),
         "gateway": gateway(),
         "router": closed(**router),
+        "rebalance": rebalance(),
         "workers": closed(**worker()),
         "pools": pools(),
         "serviceAccount": closed(create=FLAG, name=NAME, annotations=TEXT_MAP),

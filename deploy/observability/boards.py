@@ -335,6 +335,12 @@ WORKERS = Board(
             "What workers do now, whatever they were started as.",
         ),
         Panel(
+            "Pressure of roles",
+            "short",
+            (Query("paceline_rebalance_pressure", "{{role}}"),),
+            "As `paceline rebalance` sees it: at 1 a role asks for a worker of the other.",
+        ),
+        Panel(
             "Changes of roles in an hour",
             "short",
             (

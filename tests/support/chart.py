@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks import chart_objects
 from benchmarks.chart_objects import Object, Values
+from paceline.cli.rebalance import RebalanceConfig
 from paceline.core.config import Config
 from paceline.gateway.config import GatewayConfig
 from paceline.router.config import RouterConfig
@@ -15,6 +16,7 @@ from paceline.worker.config import WorkerConfig
 CONFIGS: dict[str, type[Config]] = {
     "gateway": GatewayConfig,
     "router": RouterConfig,
+    "rebalance": RebalanceConfig,
     "prefill": WorkerConfig,
     "decode": WorkerConfig,
 }

@@ -99,6 +99,7 @@ def test_every_value_is_commented() -> None:
         ({"workers": {"settings": {"port": 1}}}, "at '/workers/settings': additional properties"),
         ({"router": {"settings": {"queue_limt": 1}}}, "additional properties 'queue_limt'"),
         ({"router": {"settings": {"queue_limit": "a"}}}, "got string, want integer"),
+        ({"rebalance": {"settings": {"router": "a"}}}, "additional properties 'router'"),
         ({"router": {"drainSeconds": "60s"}}, "got string, want integer"),
         ({"model": {"path": "relative"}}, "at '/model/path'"),
         ({"model": {"volume": {"hostPath": {}, "emptyDir": {}}}}, "'/model/volume': maxProperties"),
@@ -124,6 +125,10 @@ FILE_TIER = {"kind": "file", "path": "/data", "capacity_mib": 100}
     ("values", "message"),
     [
         ({"pools": {"router": {"role": "decode"}}}, "pools.router: a service has this name"),
+        (
+            {"rebalance": {"enabled": True}, "workers": {"autoscaling": {"kind": "hpa"}}},
+            "rebalance.enabled: pools.decode scales by what its workers were started as",
+        ),
         ({"pools": {"decode": {"prefill": {"cpu": "1"}}}}, "sides of a pool with the role"),
         ({"workers": {"tiers": [OBJECT_TIER]}}, "it needs stableNames: true"),
         ({"workers": {"tiers": [FILE_TIER]}}, "path /data is on a read-only file system"),

@@ -108,6 +108,19 @@ def test_services_reach_what_they_need_and_nothing_else() -> None:
     assert needed <= given <= needed | between_workers  # sources of pages pick their ports
 
 
+def test_the_controller_of_roles_reaches_routers_alone() -> None:
+    objects = rendered(rebalance={"enabled": True})
+    components = ("gateway", "router", "prefill", "decode", "redis", "rebalance")
+    ports = (8000, 9100, 9101, 9200, 9201, 6379, 9301)
+    given = {
+        (a, b, port)
+        for a, b in [("rebalance", b) for b in components] + [(a, "rebalance") for a in components]
+        for port in ports
+        if reachable(objects, a, b, port)
+    }
+    assert given == {("rebalance", "router", 9100)}
+
+
 def test_everything_is_denied_first() -> None:
     policies = of_kind(rendered(), "NetworkPolicy")
     deny = policies["deny"]["spec"]

@@ -386,6 +386,18 @@ def test_api_keys_come_from_a_secret_whose_changes_are_followed() -> None:
     assert volumes(pod(objects, "gateway"))["keys"]["secret"] == {"secretName": "tenants"}
 
 
+def test_the_controller_of_roles_is_one_that_asks_all_routers(tmp_path: Path) -> None:
+    settings = {"hold_s": 2.5}
+    objects = rendered(router={"replicas": 2}, rebalance={"enabled": True, "settings": settings})
+    deployment = owner(objects, "rebalance")["spec"]
+    assert deployment["replicas"] == 1 and deployment["strategy"] == {"type": "Recreate"}
+    config = configuration(container(objects, "rebalance"), objects, tmp_path)
+    assert config.router == ("demo-router:9100", "demo-router-2:9100")
+    assert (config.hold_s, config.host, config.probe_port) == (2.5, "0.0.0.0", 9301)
+    assert not chart_objects.problems(objects, chart_objects.kubernetes_versions()[-1:])
+    assert "demo-rebalance" not in {item["metadata"]["name"] for item in rendered()}
+
+
 def test_gateways_know_every_router_in_the_same_order() -> None:
     objects = rendered(router={"replicas": 3})
     endpoints = environment(container(objects, "gateway"))["PACELINE_GATEWAY_ROUTER"].split(",")

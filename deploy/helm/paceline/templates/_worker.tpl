@@ -198,7 +198,7 @@ spec:
 {{- end }}
 
 {{- define "paceline.checkPool" -}}
-{{- if or (has .name (list "gateway" "redis" "router")) (hasPrefix "router-" .name) }}
+{{- if or (has .name (list "gateway" "redis" "router" "rebalance")) (hasPrefix "router-" .name) }}
 {{- fail (printf "pools.%s: a service has this name" .name) }}
 {{- end }}
 {{- if and (not (has .pool.role (list "colocated" "group"))) (or .pool.prefill .pool.decode) }}
