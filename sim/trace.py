@@ -3,8 +3,9 @@
 import json
 import lzma
 import random
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
 from pathlib import Path
 
 from paceline.core.errors import ConfigError
@@ -54,6 +55,17 @@ def parse_mooncake(lines: Iterable[str], num_requests: int | None = None) -> lis
         ConfigError.check("trace", number + 1, fits, "line holds a length or time without use")
         arrivals.append(arrival)
     return sorted(arrivals, key=lambda arrival: arrival.at_s)
+
+
+def spread_evenly(arrivals: Sequence[Arrival]) -> list[Arrival]:
+    """Those of one instant over the time until the next one, in order: traces with coarse clocks.
+    The last ones stay as they are."""
+    found: list[Arrival] = []
+    groups = [list(group) for _, group in groupby(arrivals, key=lambda arrival: arrival.at_s)]
+    for group, following in pairwise([*groups, *groups[-1:]]):
+        apart_s = (following[0].at_s - group[0].at_s) / len(group)
+        found += [replace(a, at_s=a.at_s + i * apart_s) for i, a in enumerate(group)]
+    return found
 
 
 def shared_prefix_sessions(

@@ -2,12 +2,19 @@
 
 import json
 import lzma
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from paceline.core.errors import ConfigError
-from paceline.sim.trace import parse_mooncake, read_mooncake, shared_prefix_sessions
+from paceline.sim.trace import (
+    Arrival,
+    parse_mooncake,
+    read_mooncake,
+    shared_prefix_sessions,
+    spread_evenly,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 GOOD = {"timestamp": 1500, "input_length": 1030, "output_length": 7, "hash_ids": [4, 5, 6]}
@@ -61,3 +68,11 @@ def test_turns_bring_all_that_came_before() -> None:
         assert all(
             later[: len(turn)] == turn for turn, later in zip(turns, turns[1:], strict=False)
         )
+
+
+def test_arrivals_of_one_instant_are_spread_until_the_next_one() -> None:
+    times = [0.0, 0.0, 0.0, 3.0, 4.0, 4.0]
+    arrivals = [Arrival(at_s, 10 + i, 1, ()) for i, at_s in enumerate(times)]
+    spread = spread_evenly(arrivals)
+    assert [arrival.at_s for arrival in spread] == [0.0, 1.0, 2.0, 3.0, 4.0, 4.0]
+    assert [replace(a, at_s=b.at_s) for a, b in zip(spread, arrivals, strict=True)] == arrivals
