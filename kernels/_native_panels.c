@@ -28,9 +28,12 @@ static void stream_panels(void *argument, ptrdiff_t task)
     ptrdiff_t first = task * p->panels_per_task;
     ptrdiff_t end = least(first + p->panels_per_task, p->num_panels);
     ptrdiff_t num_lines = ceil_div(p->panel_bytes / 64, ceil_div(p->rows, p->height));
+    /* Threads take tasks in turn: the panel after the last is the first of the own next task. */
+    ptrdiff_t next_task = (task + p->num_threads) * p->panels_per_task;
     for (ptrdiff_t panel = first; panel < end; panel++) {
-        struct lines ahead = {p->weight + (panel + 1) * p->panel_bytes,
-                              panel + 1 < p->num_panels ? num_lines : 0};
+        ptrdiff_t next = panel + 1 < end ? panel + 1 : next_task;
+        struct lines ahead = {p->weight + next * p->panel_bytes,
+                              next < p->num_panels ? num_lines : 0};
         for (ptrdiff_t row = 0; row < p->rows; row += p->height, ahead.first += 64 * ahead.count)
             p->tile(p, (int)least(p->height, p->rows - row), row, panel, &ahead);
     }
@@ -63,6 +66,7 @@ void run_panels(struct panels *p, int num_threads)
     ptrdiff_t wanted = (ptrdiff_t)num_threads * TASKS_PER_THREAD;
     p->num_panels = ceil_div(p->columns, PANEL);
     p->height = tile_height(p->rows, p->max_rows);
+    p->num_threads = num_threads > 1 ? num_threads : 1;
     if (p->rows * p->row_bytes <= near_bytes) {
         p->panels_per_task = ceil_div(p->num_panels, wanted);
         run_tasks(stream_panels, p, ceil_div(p->num_panels, p->panels_per_task), num_threads);

@@ -25,6 +25,7 @@ struct panels {
     void (*tile)(const struct panels *p, int rows, ptrdiff_t row, ptrdiff_t panel,
                  const struct lines *ahead);
     ptrdiff_t num_panels, height, panels_per_task, rows_per_task, num_row_tasks; /* are set */
+    int num_threads;
 };
 
 static ALWAYS_INLINE ptrdiff_t ceil_div(ptrdiff_t a, ptrdiff_t b) { return (a + b - 1) / b; }
