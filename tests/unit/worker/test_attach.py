@@ -9,6 +9,7 @@ import pytest
 from paceline.core.errors import PacelineError, Unavailable
 from paceline.rpc import caller_token
 from paceline.rpc.channel import connect, make_server
+from paceline.rpc.status import tells_end
 from paceline.v1 import worker_pb2, worker_pb2_grpc
 from paceline.worker.attach import AttachServicer
 from paceline.worker.router_stream import RouterStream
@@ -90,4 +91,5 @@ async def test_attach_says_why_there_is_nothing_to_attach_to() -> None:
             await call.read()
     await server.stop(None)
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert tells_end(refused.value), "whoever lived there does no more"
     assert refused.value.details() == "the model is being loaded"
