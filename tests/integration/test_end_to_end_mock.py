@@ -348,6 +348,40 @@ def test_lmdeploy_4804_junk_on_any_port_of_any_service_does_nothing(
     assert answer.is_complete
 
 
+def test_atom_1562_a_client_that_leaves_an_answer_in_one_piece_frees_everything(
+    split: Split, model: Path
+) -> None:
+    """R031. https://github.com/ROCm/ATOM/pull/1562: 4000 tokens without a stream, the socket closed
+    after 0.3 s: 20 s of steps are not made."""
+    gateway = split.cluster.base_url
+    before = total(scrape(gateway), names.REQUEST_SUCCESS, finished_reason="cancelled")
+    generated = workers_total(split.cluster, names.WORKER_GENERATED)
+    body = {"model": model.name, "prompt": prompt(100, salt=31), "max_tokens": 4000}
+    answer = split.send(Call({**body, "ignore_eos": True}, leave_after_s=0.3))
+    assert answer.has_left and not answer.events
+    assert settle(split.cluster) == NOTHING
+    cancelled = total(scrape(gateway), names.REQUEST_SUCCESS, finished_reason="cancelled")
+    assert cancelled == before + 1
+    assert workers_total(split.cluster, names.WORKER_GENERATED) - generated < 1000
+
+
+def test_sglang_26486_twenty_requests_of_three_choices_are_prefilled_once_each(
+    split: Split, model: Path, alone: Alone
+) -> None:
+    """R036. https://github.com/sgl-project/sglang/pull/26486, at once and over the split path."""
+    source = {"source": "local_compute"}
+    before = workers_total(split.cluster, names.VLLM_PROMPT_TOKENS_BY_SOURCE, "prefill", **source)
+    sampling = {"max_tokens": 10, "temperature": 1.0, "n": 3, "ignore_eos": True}
+    prompts = [prompt(40, salt=2600 + i) for i in range(20)]
+    calls = [streaming(model, p, seed=i, **sampling) for i, p in enumerate(prompts)]
+    for number, (token_ids, answer) in enumerate(zip(prompts, split.send_all(calls), strict=True)):
+        expected = alone.answer(token_ids, seed=number, **sampling)
+        assert [answer.token_ids(choice) for choice in range(3)] == expected
+    assert settle(split.cluster) == NOTHING  # and the counters have followed
+    after = workers_total(split.cluster, names.VLLM_PROMPT_TOKENS_BY_SOURCE, "prefill", **source)
+    assert after - before == 20 * 40
+
+
 def test_a_client_that_leaves_frees_everything(split: Split, model: Path) -> None:
     calls = []
     for i, leave_s in enumerate((0.0, 0.02, 0.1, 0.3)):
