@@ -85,6 +85,7 @@ class Suspects:
         self._deaths.move_to_end(fingerprint(request))
         for life in deaths:
             self._lost.setdefault(life, now)
+        self._forget_old(now)
         for book in (self._deaths, self._lost):
             while len(book) > MAX_REMEMBERED:
                 book.popitem(last=False)
@@ -141,6 +142,11 @@ class Suspects:
             for name, caught in self._caught.items()
             if now < caught.until
         ]
+
+    def _forget_old(self, now: float) -> None:
+        """Of requests that were cancelled before they got on: who noted last stands last."""
+        while max(next(iter(self._deaths.values())).values(), default=0.0) < now - REMEMBERED_S:
+            self._deaths.popitem(last=False)
 
     async def _until_known(self, request: Request) -> None:
         while any(self._fate(life) is None for life in self._open(request)):  # noqa: ASYNC110

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from paceline.router import coordinator
+from paceline.router import coordinator, suspects
 from paceline.v1 import common_pb2
 from tests.support.fake_worker import FakeWorker
 from tests.support.redis_server import RedisServer, redis_server
@@ -53,6 +53,21 @@ async def test_a_request_that_killed_two_workers_is_refused_and_so_is_what_equal
         (told,) = bench.router.coordinator.suspects.to_proto()
         assert told.request_id == answer.request.request_id and 0 < told.left_s <= 600
         assert len({life.worker_id for life in told.killed}) == 2
+
+
+async def test_it_may_come_again_when_its_time_is_over(
+    store: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suspects, "REMEMBERED_S", 3.0)
+    async with router_bench(store) as bench:
+        workers = await add(bench, "d0", "d1", "d2")
+        client = await bench.client()
+        assert (await client.generate(prompt=POISON)).error is not None
+        for worker in workers:
+            worker.poison = None
+        book = bench.router.coordinator.suspects
+        await until(lambda: not book.to_proto())
+        (await client.generate(prompt=POISON)).check(8)
 
 
 async def test_no_other_tenant_is_refused_for_it(store: RedisServer) -> None:
