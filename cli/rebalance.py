@@ -125,12 +125,14 @@ class Rebalancer:
 
 
 def revisions_of(told: list[control_pb2.WorkersResponse], wanted: Wanted) -> dict[str, Sides]:
-    """Workers are those that any router knows, each as the first one tells of it."""
+    """Workers are those that any router knows, each as one tells of it that may use it."""
     num_queued = sum(one.num_queued for one in told)
     known: dict[str, control_pb2.KnownWorker] = {}
     for one in told:
         for worker in one.workers:
-            known.setdefault(worker.info.worker_id, worker)
+            before = known.get(worker.info.worker_id)
+            if before is None or not before.is_usable:
+                known[worker.info.worker_id] = worker
     digests: dict[str, list[control_pb2.KnownWorker]] = {}
     for worker in known.values():
         digests.setdefault(worker.info.content_digest, []).append(worker)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 
 import grpc
 
@@ -44,11 +45,10 @@ class RouterCalls:
     async def workers_of_all(self) -> list[control_pb2.WorkersResponse]:
         """Of those that answer."""
         found = []
-        async for address in self._addresses():
-            try:
-                found.append(await self.workers_of(address))
-            except PacelineError:
-                continue
+        with suppress(PacelineError):  # none has an address
+            async for address in self._addresses():
+                with suppress(PacelineError):
+                    found.append(await self.workers_of(address))
         return found
 
     async def workers_of(self, address: Address) -> control_pb2.WorkersResponse:
@@ -89,13 +89,19 @@ class RouterCalls:
                 call.cancel()
 
     async def _addresses(self) -> AsyncIterator[Address]:
+        """Of all routers. Raises Unavailable when none has one."""
+        failure, num_found = Unavailable("no router was found"), 0
         for endpoint in self._routers:
             try:
                 targets = await addresses_of(endpoint)
             except (OSError, UnicodeError) as error:
-                raise Unavailable(f"{endpoint} is no address: {error}") from None
+                failure = Unavailable(f"{endpoint} is no address: {error}")
+                continue
+            num_found += len(targets)
             for target in targets:
                 yield Address(endpoint, target)
+        if not num_found:
+            raise failure
 
     def _connect(self, address: Address) -> grpc.aio.Channel:
         return channel.connect(address.target, self._tls, authority=address.endpoint)

@@ -129,10 +129,11 @@ class Candidate(NamedTuple):
         return 0.0
 
 
-def candidate_of(worker: Worker, num_cached_tokens: int) -> Candidate:
+def candidate_of(worker: Worker, num_cached_tokens: int, computes: bool = False) -> Candidate:
+    """`computes`: for another, whatever else it does."""
     return Candidate(
         worker.worker_id,
-        worker.is_prefill,
+        computes or worker.is_prefill,
         num_cached_tokens,
         worker.num_waiting_tokens,
         worker.unreported_tokens,
@@ -271,13 +272,12 @@ def choose(
         chosen = min(near, key=lambda i: (workers[i].num_running, rng.random()))
     totals[chosen] = float("-inf")  # shown first
     shown = sorted(range(len(workers)), key=totals.__getitem__)[:MAX_SHOWN]
+    computes = pull_to is not None
     considered = tuple(
-        (candidate_of(workers[i], cached.get(workers[i], 0)), Cost(*terms[i]))
+        (candidate_of(workers[i], cached.get(workers[i], 0), computes), Cost(*terms[i]))
         for i in shown
         if totals[i] < math.inf
     )
-    if pull_to is not None:
-        considered = tuple((one._replace(is_prefill=True), cost) for one, cost in considered)
     return considered[0][0], considered
 
 
