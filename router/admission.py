@@ -57,6 +57,7 @@ class AdmissionQueue(Generic[P]):
         self.token_limit = token_limit
         self._groups: dict[Hashable, Lineup[_Waiter[P]]] = {}
         self._shares: dict[tuple[int, str], _Share[P]] = {}  # by priority and tenant
+        self.num_asking = 0  # that ask a worker again which said Busy: they wait as well
         self._num_waiting = 0
         self._num_tokens = 0
         self._arrivals = itertools.count()
@@ -78,7 +79,7 @@ class AdmissionQueue(Generic[P]):
         """For a request that will wait. Raises Overloaded when the queue is full. An empty queue
         takes a prompt of any length."""
         given_up = []
-        num, tokens = self._num_waiting, self._num_tokens
+        num, tokens = self._num_waiting + self.num_asking, self._num_tokens
         victims = self._victims(turn)
         while num and (num >= self.limit or tokens + turn.num_tokens > self.token_limit):
             victim = next(victims, None)

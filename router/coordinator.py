@@ -192,6 +192,9 @@ class Coordinator:
         finally:
             waiting.end()
         request.note_placed()
+        if line.was_busy:
+            self.queue.num_asking += 1
+            attempt.reserved.add_done_callback(self._has_asked)
         attempt.begin_span(self._spans)
         attempt.on_proof = functools.partial(self._prove, request, attempt.sessions, trial)
         try:
@@ -204,6 +207,9 @@ class Coordinator:
             return True
         await self._note_failure(line, attempt, failure)
         return False
+
+    def _has_asked(self, _: asyncio.Future[int]) -> None:
+        self.queue.num_asking -= 1
 
     def _prove(self, request: Request, sessions: list[WorkerSession], trial: Trial) -> None:
         """It gets on, or has ended: no worker dies of it, and these are well."""
@@ -240,6 +246,7 @@ class Coordinator:
             return
         if isinstance(failure, Busy | Overloaded):
             self._metrics.busy.inc()
+            line.was_busy = True
             if attempt.failed_at is not None:
                 attempt.failed_at.session.note_busy(asyncio.get_running_loop().time())
             return

@@ -54,6 +54,7 @@ class Line:
         self.num_moves = 0
         self.failed_at = float("-inf")
         self.may_split = True
+        self.was_busy = False  # a worker said so
         self.avoid: frozenset[str] = frozenset()
         self.held = HeldBlocks({}, {})  # when it was looked up last
         self.looked_up_at = float("-inf")
@@ -103,6 +104,7 @@ class Line:
             line.num_failures, line.failed_at = self.num_failures, self.failed_at
             line.num_moves = self.num_moves
             line.may_split, line.avoid = self.may_split, self.avoid
+            line.was_busy = self.was_busy
             lines.append(line)
         return lines
 

@@ -399,3 +399,26 @@ async def test_drain_finishes_what_runs_and_takes_nothing_new(store: RedisServer
         assert refused.error.code == common_pb2.ERROR_CODE_UNAVAILABLE
         await drain
         running.check(20)
+
+
+async def test_requests_that_ask_busy_workers_again_keep_their_places_in_the_queue(
+    store: RedisServer,
+) -> None:
+    """While they ask nobody waits, and others would be let in, again and again."""
+    async with router_bench(store, queue_limit=4) as bench:
+        await bench.add("p0")
+        decode = await bench.add("d0", busy=True)
+        client = await bench.client()
+        answers = []
+        for _ in range(500):
+            answers.append(await client.submit())
+            await asyncio.sleep(0.004)
+        await until(lambda: sum(not answer.ended for answer in answers) <= 6)
+        decode.busy = False
+        await until(lambda: all(answer.ended for answer in answers), 10)
+        served = [answer for answer in answers if answer.error is None]
+        assert 4 <= len(served) <= 6
+        for answer in served:
+            answer.check(8)
+        assert not bench.router.coordinator.queue.num_asking
+        await bench.check_idle()
