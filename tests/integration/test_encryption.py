@@ -15,12 +15,14 @@ from benchmarks.answer import Answer
 from benchmarks.deployment import deployment, mock_model, settle, workers_total
 from benchmarks.loadgen import send, send_all
 from paceline.cli.cluster import Cluster
+from paceline.cli.router_calls import RouterCalls
 from paceline.core import metrics as names
-from paceline.core.tls import credentials
+from paceline.core.errors import PacelineError
+from paceline.core.tls import PLAIN, credentials
 from paceline.rpc import caller_token
 from paceline.rpc.channel import connect
 from paceline.rpc.status import error_of
-from paceline.v1 import kv_pb2, kv_pb2_grpc
+from paceline.v1 import kv_pb2, kv_pb2_grpc, worker_pb2
 from tests.support.certificates import Mount
 from tests.support.end_to_end import Alone, prompt, streaming
 from tests.support.waits import wait_for
@@ -90,6 +92,21 @@ def test_split_requests_get_the_tokens_of_one_worker(encrypted: Encrypted) -> No
         encrypted.cluster, names.TRANSFER_BYTES, "decode", transport=encrypted.transport
     )
     assert pulled > 0
+
+
+@ONCE
+async def test_roles_are_changed_over_it_and_not_around_it(encrypted: Encrypted) -> None:
+    """From the operator to the router, and from there to the worker."""
+    cluster = encrypted.cluster
+    request = worker_pb2.ChangeRoleRequest(worker_id="prefill-0", reason="command")
+    plain = RouterCalls([cluster.router_endpoint], cluster.secret, PLAIN)
+    with pytest.raises(PacelineError):
+        await plain.workers()
+    calls = RouterCalls([cluster.router_endpoint], cluster.secret, encrypted.mount.config())
+    for role in (worker_pb2.ROLE_BOTH, worker_pb2.ROLE_PREFILL):
+        request.role = role
+        states = [state async for state in calls.change_role(request)]
+        assert (states[-1].role, states[-1].num_leaving) == (role, 0)
 
 
 @ONCE
