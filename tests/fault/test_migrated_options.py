@@ -133,7 +133,7 @@ def test_the_options_do_what_they_should(served: Served) -> None:
     greedy = told["greedy"]["choices"][0]["token_ids"]
     for name in ("stop", "shown stop", "stop token"):
         assert told[name]["choices"][0]["finish"] == "stop"
-        assert 30 < told[name]["usage"][1] < MAX_TOKENS
+        assert told[name]["usage"][1] < MAX_TOKENS
     assert told["least tokens"]["usage"][1] >= 40
     if "bad words" in told:
         assert told["bad words"]["choices"][0]["token_ids"] != greedy

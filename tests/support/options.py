@@ -13,6 +13,7 @@ def with_options(tokens: list[int], text: str, *, reads_text: bool) -> dict[str,
     `reads_text`: the model's tokenizer can do more than show tokens."""
     words = text.split()
     stop = f"{words[35][-2:]} {words[36][:2]}"  # across two tokens
+    late = max(i for i, token in enumerate(tokens[:40]) if token not in tokens[:i])
     banned = [words[12], f"{words[20]} {words[21]}"]
     allowed = {"name": "allowed_token_ids", "arguments": {"token_ids": list(range(300, 1300))}}
     warm = {"temperature": 1.0}
@@ -30,7 +31,7 @@ def with_options(tokens: list[int], text: str, *, reads_text: bool) -> dict[str,
         "stop": {"temperature": 0, "stop": [stop]},
         "shown stop": {"temperature": 0, "stop": [stop], "include_stop_str_in_output": True},
         "least tokens": {"temperature": 0, "stop_token_ids": tokens[10:13], "min_tokens": 40},
-        "stop token": {"temperature": 0, "stop_token_ids": [tokens[38]]},
+        "stop token": {"temperature": 0, "stop_token_ids": [tokens[late]]},
         "bias": {**warm, "seed": 12, "logit_bias": {"301": 9.0, "302": 9.0, str(tokens[3]): -100}},
         "processor": {**warm, "seed": 13, "logits_processors": [allowed]},
         "prompt": {"temperature": 0, "prompt_logprobs": 2, "stream": False},
