@@ -185,6 +185,8 @@ class Attempt:
             if self.num_cached_tokens is None:
                 self.num_cached_tokens = emission.num_cached_tokens
                 self.prompt_s = self._elapsed_s()
+                if not self.reserved.done():  # whole: nobody was asked for a reservation
+                    self.reserved.set_result(emission.num_cached_tokens)
                 num_tokens = self.request.num_prompt_tokens + self._start
                 flight.note_pace(num_tokens, emission.num_cached_tokens)
             self._take(flight, emission)

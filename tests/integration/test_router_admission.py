@@ -422,3 +422,21 @@ async def test_requests_that_ask_busy_workers_again_keep_their_places_in_the_que
             answer.check(8)
         assert not bench.router.coordinator.queue.num_asking
         await bench.check_idle()
+
+
+async def test_a_request_that_runs_after_a_worker_was_busy_keeps_no_place_in_the_queue(
+    store: RedisServer,
+) -> None:
+    async with router_bench(store) as bench:
+        prefill = await bench.add("p0")
+        decode = await bench.add("d0", busy=True, step_s=0.02)
+        client = await bench.client()
+        answer = await client.submit(max_tokens=60)
+        await until(lambda: decode.commands("reserve"))
+        await prefill.die()  # so that it runs whole, without a reservation
+        await until(lambda: answer.tokens.get(0))
+        assert not bench.router.coordinator.queue.num_asking
+        assert not answer.ended
+        await until(lambda: answer.ended)
+        answer.check(60)
+        await bench.check_idle()
