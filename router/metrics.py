@@ -8,7 +8,7 @@ from paceline.core import metrics as names
 from paceline.core.errors import ErrorCode
 
 OUTCOMES = ("completed", "deadline", "cancelled", "bug")
-LOST_BY = ("drained", "closed", "refused", "silent", "failed", "outbox")
+LOST_BY = ("drained", "closed", "refused", "silent", "stalled", "failed", "outbox")
 
 
 class RouterMetrics:
