@@ -17,14 +17,14 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from paceline import __version__
-from paceline.cli.role import name_of
 from paceline.cli.router_calls import RouterCalls, check_routers
 from paceline.core import logs
 from paceline.core import metrics as names
-from paceline.core.config import check_ports, check_secret, setting
+from paceline.core.config import check_ports, check_positive, check_secret, setting
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.tls import PLAIN, TlsConfig
 from paceline.router.role_balance import Flip, RoleBalance, Sides, Wanted, sides_of
+from paceline.rpc.convert import role_name
 from paceline.rpc.probes import ProbeServer
 from paceline.v1 import control_pb2, worker_pb2
 
@@ -57,8 +57,7 @@ class RebalanceConfig:
         check_secret(self.secret, self.env_prefix)
         check_routers(self.router)
         check_ports(self, "probe_port")
-        for name in ("prefill_s", "decode_share", "interval_s"):
-            _check(name, getattr(self, name), getattr(self, name) > 0, "must be positive")
+        check_positive(self, "prefill_s", "decode_share", "interval_s")
         for name in ("hold_s", "cool_down_s"):
             _check(name, getattr(self, name), getattr(self, name) >= 0, "must not be negative")
         _check("decode_share", self.decode_share, self.decode_share <= 1, "must be at most 1")
@@ -106,7 +105,7 @@ class Rebalancer:
             self._pressure.labels(role).set(worst)
 
     async def _make(self, flip: Flip) -> None:
-        info, role = flip.worker.info, name_of(flip.role)
+        info, role = flip.worker.info, role_name(flip.role)
         request = worker_pb2.ChangeRoleRequest(
             worker_id=info.worker_id,
             role=flip.role,

@@ -13,6 +13,7 @@ from paceline.core.config import check_secret, setting
 from paceline.core.errors import ConfigError, InvalidRequest
 from paceline.core.metric_labels import ROLES
 from paceline.core.tls import PLAIN, TlsConfig
+from paceline.rpc.convert import role_name
 from paceline.v1 import control_pb2, worker_pb2
 
 
@@ -63,7 +64,7 @@ async def change(config: RoleConfig, calls: RouterCalls) -> None:
     info = worker_of(config.worker, workers)
     if config.role == "prefill" and not config.force:
         check_decode_is_left(info, workers)
-    before = name_of(info.role)
+    before = role_name(info.role)
     request = worker_pb2.ChangeRoleRequest(
         worker_id=config.worker,
         role=f"ROLE_{config.role.upper()}",
@@ -114,10 +115,6 @@ def check_decode_is_left(
     InvalidRequest.check("role", "prefill", next(others, None) is not None, reason)
 
 
-def name_of(role: worker_pb2.Role) -> str:
-    return worker_pb2.Role.Name(role).removeprefix("ROLE_").lower()
-
-
 def show(workers: Sequence[control_pb2.KnownWorker]) -> None:
     table = empty_table("workers")
     for heading in ("worker", "role", "model", "runs", "waits", "state"):
@@ -126,5 +123,5 @@ def show(workers: Sequence[control_pb2.KnownWorker]) -> None:
         load, info = worker.load, worker.info
         state = "draining" if load.draining else "ok" if worker.is_usable else "silent or stuck"
         counts = str(load.num_running), str(load.num_waiting)
-        table.add_row(info.worker_id, name_of(info.role), info.model, *counts, state)
+        table.add_row(info.worker_id, role_name(info.role), info.model, *counts, state)
     Console().print(table)

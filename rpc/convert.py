@@ -12,7 +12,7 @@ from paceline.core.errors import (
 from paceline.core.finish import FinishReason
 from paceline.core.pooling import Pooling
 from paceline.core.sampling import LogitsProcessorCall, SamplingParams
-from paceline.v1 import common_pb2
+from paceline.v1 import common_pb2, worker_pb2
 
 _CODE_TO_PROTO = {
     ErrorCode.INVALID_REQUEST: common_pb2.ERROR_CODE_INVALID_REQUEST,
@@ -148,6 +148,11 @@ def pooling_from_proto(value: common_pb2.Pooling) -> Pooling:
     if value not in _PROTO_TO_POOLING:
         raise InvalidRequest("pooling", value, f"must be one of {sorted(_PROTO_TO_POOLING)}")
     return _PROTO_TO_POOLING[value]
+
+
+def role_name(role: worker_pb2.Role) -> str:
+    """As commands, metrics and logs name it."""
+    return worker_pb2.Role.Name(role).removeprefix("ROLE_").lower()
 
 
 def calls_from_proto(

@@ -12,10 +12,10 @@ import grpc
 import structlog
 
 from paceline.core.errors import EngineFailure, InvalidRequest, PacelineError, Unavailable
+from paceline.rpc.convert import role_name
 from paceline.v1 import worker_pb2, worker_pb2_grpc
 from paceline.worker import actions
 from paceline.worker.actions import Action
-from paceline.worker.role import name_of
 from paceline.worker.router_stream import GivenUp, RouterStream
 from paceline.worker.session import Session
 
@@ -125,6 +125,6 @@ def _action(session: Session, kind: str) -> Action:
     if kind not in _ACTIONS:
         raise EngineFailure(f"the command {kind} is not known")
     if not session.role.allows(kind):
-        role = name_of(session.role.role)
+        role = role_name(session.role.role)
         raise GivenUp(f"the command {kind} is not for a worker of the role {role}")
     return _ACTIONS[kind]

@@ -15,6 +15,7 @@ from paceline.core.errors import ConfigError, PacelineError, Unavailable
 from paceline.core.ids import WorkerId
 from paceline.core.tls_metrics import CertificateMetrics
 from paceline.rpc.channel import listen, make_server
+from paceline.rpc.convert import role_name
 from paceline.rpc.probes import ProbeServer
 from paceline.rpc.tracing import make_tracing
 from paceline.v1 import kv_pb2, kv_pb2_grpc, worker_pb2, worker_pb2_grpc
@@ -28,7 +29,7 @@ from paceline.worker.metrics import WorkerMetrics
 from paceline.worker.rank_process import RankProcess, launch
 from paceline.worker.rank_program import RankProgram
 from paceline.worker.redis_record import RedisRecord
-from paceline.worker.role import WorkerRole, name_of
+from paceline.worker.role import WorkerRole
 from paceline.worker.session import Session
 from paceline.worker.worker_tiers import WorkerTiers
 
@@ -146,7 +147,7 @@ class Front:
             is_ready = not self.reasons()
             self.metrics.ready.set(is_ready)
             self.metrics.redis_up.set(self._record.is_up)
-            self.metrics.observe_role(name_of(self.role.role))
+            self.metrics.observe_role(role_name(self.role.role))
             for name in ("", *SERVICES):
                 await self._health.set(name, serving if is_ready else not_serving)
             await asyncio.sleep(HEALTH_PERIOD_S)

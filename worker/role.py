@@ -19,6 +19,7 @@ import structlog
 from paceline.core.errors import InvalidRequest, Unavailable
 from paceline.core.metric_labels import ROLE_REASONS
 from paceline.rpc import records
+from paceline.rpc.convert import role_name
 from paceline.v1 import worker_pb2
 from paceline.worker.router_stream import GivenUp
 
@@ -31,10 +32,6 @@ ROLES: Final = (PREFILL, DECODE, BOTH)
 _ROLES_OF_COMMAND = {"prefill": (PREFILL, BOTH), "reserve": (DECODE, BOTH)}  # others: all
 
 _log = structlog.get_logger("paceline.worker")
-
-
-def name_of(role: worker_pb2.Role) -> str:
-    return worker_pb2.Role.Name(role).removeprefix("ROLE_").lower()
 
 
 class WorkerRole:
@@ -68,13 +65,13 @@ class WorkerRole:
         self._before, self.role = self.role, request.role
         self.version += 1
         self._changed_at = time.monotonic()
-        session.metrics.role_changed(name_of(self.role), request.reason)
+        session.metrics.role_changed(role_name(self.role), request.reason)
         self.describe(session.info, session.secret)
         session.announce()
         num_leaving = self.num_leaving(session)
         _log.info(
             "role changed",
-            role=name_of(self.role),
+            role=role_name(self.role),
             version=self.version,
             reason=request.reason,
             leaving=num_leaving,
@@ -92,7 +89,7 @@ class WorkerRole:
 
     def _check(self, session: "Session", request: worker_pb2.ChangeRoleRequest) -> None:
         check = InvalidRequest.check
-        names = ", ".join(map(name_of, ROLES))
+        names = ", ".join(map(role_name, ROLES))
         check("role", request.role, request.role in ROLES, f"must be one of {names}")
         is_us = request.worker_id == session.info.worker_id
         check("worker_id", request.worker_id, is_us, f"this is {session.info.worker_id}")
@@ -100,7 +97,7 @@ class WorkerRole:
         check("reason", request.reason, request.reason in ROLE_REASONS, reason)
         if request.HasField("if_version") and request.role != self.role:
             is_current = request.if_version == self.version
-            why = f"the role has changed meanwhile: it is {name_of(self.role)}, {self.version}"
+            why = f"the role has changed meanwhile: it is {role_name(self.role)}, {self.version}"
             check("if_version", request.if_version, is_current, why)
         if session.draining:
             raise Unavailable("the worker is draining", retry_after_s=1.0)
