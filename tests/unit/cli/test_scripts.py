@@ -156,7 +156,7 @@ def function(num_lines: int) -> str:
 
 
 def test_small_code_passes_the_size_check(checkout: Path) -> None:
-    (checkout / "core" / "some.py").write_text(function(9))
+    (checkout / "core" / "some.py").write_text(function(8))
     assert check_sizes(checkout).returncode == 0
 
 
@@ -164,9 +164,9 @@ def test_small_code_passes_the_size_check(checkout: Path) -> None:
     ("text", "complaint"),
     [
         (function(81), "core/some.py:1 some has 81 lines, at most 80 are allowed"),
-        (function(10), "the median function has 10 lines"),
+        (function(9), "the median function has 9 lines"),
         (function(2) + "x = 1\n" * 499, "core/some.py has 501 lines, at most 500"),
-        (function(9) + "x = 1\n" * 122, "the median file has 131 lines"),
+        (function(8) + "x = 1\n" * 113, "the median file has 121 lines"),
     ],
 )
 def test_code_that_outgrows_its_limits_is_named(checkout: Path, text: str, complaint: str) -> None:
