@@ -38,7 +38,8 @@ class SourceCalls:
 
     def _connect(self) -> None:
         self._credentials = credentials(self._tls)
-        channel = connect(self._endpoint, self._tls)
+        # Of its own: that of a peer whose link has just failed may still be closing.
+        channel = connect(self._endpoint, self._tls, is_shared=False)
         self._channels.append(channel)
         self._stub = kv_pb2_grpc.KvTransferServiceStub(channel)  # type: ignore[no-untyped-call]
 
