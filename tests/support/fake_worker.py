@@ -106,7 +106,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
     async def start(self) -> None:
         """Listens, at the same port as before, under a new incarnation."""
         self._server = channel.make_server(SECRET.encode())
-        worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, self._server)
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         self._port = self._server.add_insecure_port(f"127.0.0.1:{self._port}")
         self.info = worker_pb2.WorkerInfo(
             worker_id=self.worker_id,
@@ -303,7 +303,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
     ) -> None:
         if running.request.WhichOneof("wanted") == "pooling":
             self.num_emitted += 1
-            embedding = np.float32(running.request.token_ids[:4]).tobytes()
+            embedding = np.asarray(running.request.token_ids[:4], "<f4").tobytes()
             stop = common_pb2.FINISH_REASON_STOP
             frame.emissions.add(slot=running.slot, finish=stop, embedding=embedding)
             del running.next[choice]

@@ -38,7 +38,7 @@ class RedisServer:
     def _pid(self) -> int:
         process = self._server._process
         assert process is not None
-        return process.pid
+        return int(process.pid)
 
 
 def _start_somewhere(tries: int = 5) -> ValkeyServer:
