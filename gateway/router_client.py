@@ -130,7 +130,7 @@ class RouterClient:
         self._links.discard(link)
         parts = [part for part in link.parts.values() if part.submission.live(part)]
         for submission in {part.submission for part in parts}:
-            submission.num_losses += 1  # once, however many of its parts were there
+            submission.note_loss()  # once, however many of its parts were there
         for part in parts:
             if part.link is link:  # else its submission has been given up
                 self._move(link, part, "lost")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 MAX_LOST_WORKERS = 16  # that are told to the next router
 MAX_LOSSES = 3  # routers that may die under a request: one more, and it is taken for the cause
+FORGIVEN_S = 60.0  # after so long without one, losses and failures before count no more
 
 
 class Part:
@@ -38,13 +39,15 @@ class Submission:
 
     __slots__ = (
         "_deadline_s",
+        "_failed_s",
+        "_lost_s",
         "_mailbox",
         "_next_epoch",
+        "_num_failures",
+        "_num_losses",
         "_request",
         "logs",
         "lost_workers",
-        "num_failures",
-        "num_losses",
         "parts",
         "slot",
     )
@@ -52,8 +55,9 @@ class Submission:
     def __init__(self, slot: int, request: TokenRequest, mailbox: Mailbox) -> None:
         self.slot = slot
         self._mailbox = mailbox
-        self.num_losses = 0
-        self.num_failures = 0  # of attempts, at all routers
+        self._num_losses = 0
+        self._lost_s = self._failed_s = float("-inf")  # when one was counted last
+        self._num_failures = 0  # of attempts, at all routers
         self.lost_workers: deque[WorkerLife] = deque(maxlen=MAX_LOST_WORKERS)
         choices = tuple(request.choices) or (0,)  # an embedding names none, and is one
         self.logs = {choice: array("I") for choice in choices}
@@ -67,7 +71,7 @@ class Submission:
         waiting = [one for one in self.parts if one.link is None and one is not part]
         num_wanted = sum(bool(self.live(one)) for one in waiting) + len(self._groups(part))
         has_epochs = self._next_epoch + num_wanted <= MAX_EPOCH + 1
-        return self.num_losses <= MAX_LOSSES and has_epochs
+        return self._num_losses <= MAX_LOSSES and has_epochs
 
     def deliver(self, emission: Emission) -> bool:
         """False: the client lags too far behind."""
@@ -80,9 +84,16 @@ class Submission:
         return self._mailbox.deliver(emission)
 
     def set_back(self, setback: SlotSetback) -> None:
-        self.num_failures = max(self.num_failures, setback.num_failures)
+        before, self._failed_s = self._failed_s, _now_s()
+        known = self._num_failures if self._failed_s - before <= FORGIVEN_S else 0
+        self._num_failures = max(known, setback.num_failures)
         if setback.HasField("lost") and setback.lost not in self.lost_workers:
             self.lost_workers.append(setback.lost)
+
+    def note_loss(self) -> None:
+        """Of a router, with something of it."""
+        before, self._lost_s = self._lost_s, _now_s()
+        self._num_losses = 1 + (self._num_losses if self._lost_s - before <= FORGIVEN_S else 0)
 
     def fail(self, error: PacelineError) -> None:
         self._mailbox.fail(error)
@@ -117,7 +128,8 @@ class Submission:
         request.CopyFrom(self._request)
         request.epoch = epoch
         request.token_ids.extend(self.logs[part.choices[0]])
-        request.num_failures = self.num_failures
+        if _now_s() - self._failed_s <= FORGIVEN_S:
+            request.num_failures = self._num_failures
         request.lost_workers.extend(self.lost_workers)
         if request.choices:
             request.choices[:] = part.choices

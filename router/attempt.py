@@ -62,7 +62,7 @@ class Attempt:
         self._held: list[common_pb2.Emission] = []
         self._decode_heard = False
         self._is_told = False  # to the gateway, where it runs
-        self._is_proven = False
+        self.is_proven = False  # it has got on
         self._span = NO_SPAN
         self._error = ""  # code of its failure
         self._stack = ExitStack()
@@ -267,8 +267,8 @@ class Attempt:
             if not self._is_told:
                 self._tell_placement(emission)
             self.request.append(log, emission)
-            if not self._is_proven and len(log.tokens) > self._start + PROOF_TOKENS:
-                self._is_proven = True
+            if not self.is_proven and len(log.tokens) > self._start + PROOF_TOKENS:
+                self.is_proven = True
                 self.on_proof()
             if emission.finish:
                 self._finish(emission.choice)

@@ -78,6 +78,7 @@ class Coordinator:
         self._tasks: dict[tuple[str, int], asyncio.Task[None]] = {}  # by request id and epoch
         self._attempts: dict[tuple[str, int], set[Attempt]] = {}
         fleet.on_change = self.queue.wake
+        fleet.on_lost = self.suspects.note_lost
 
     @property
     def decisions(self) -> DecisionLog:
@@ -261,7 +262,7 @@ class Coordinator:
         line.note_failure(attempt, failure)
         line.request.sink.set_back(line.request.slot, line.num_failures, attempt.lost)
         if attempt.lost is not None:
-            self.suspects.note(line.request, [attempt.lost])
+            self.suspects.note(line.request, [attempt.lost], attempt.opened_at)
         if failure.code not in NOT_OF_A_WORKER:
             self._fleet.note_failures(attempt.guilty(failure), asyncio.get_running_loop().time())
         if line.num_failures >= self._config.max_attempts:

@@ -50,6 +50,7 @@ class Fleet:
         self.links: dict[str, WorkerLink] = {}
         self.on_change: Callable[[], None] = _nothing
         self.on_models: Callable[[], None] = _nothing
+        self.on_lost: Callable[[WorkerLife], None] = _ignore  # not of those that drained
         self._config = config
         self._metrics = metrics
         self._secret = config.secret.encode()
@@ -273,6 +274,8 @@ class Fleet:
         self._leave(session)
         self._metrics.worker_in_flight.remove(session.worker_id)
         self._metrics.worker_lost.labels("drained" if session.load.draining else reason).inc()
+        if not session.load.draining:
+            self.on_lost(session.life)
         self._model_change()
 
     def _join(self, session: WorkerSession) -> None:
@@ -399,4 +402,8 @@ def _role(session: WorkerSession) -> str:
 
 
 def _nothing() -> None:
+    return None
+
+
+def _ignore(_: WorkerLife) -> None:
     return None

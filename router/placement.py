@@ -28,6 +28,7 @@ from paceline.router.worker_session import WorkerSession
 
 LOOKUP_LIFE_S = 0.2  # whoever waits for room is planned again with every frame
 MAX_MOVES = 32
+FORGIVEN_S = 30.0  # after so long, and tokens, failures before count no more
 MAX_SPLIT_FAILURES = 2  # then the hand-off itself is doubted: decode computes the prompt
 
 
@@ -86,8 +87,11 @@ class Line:
 
     def note_failure(self, attempt: Attempt, failure: PacelineError) -> None:
         """Unverified KV speaks against its source, other failures against who reported them."""
+        now = asyncio.get_running_loop().time()
+        if attempt.is_proven and now - max(self.failed_at, self.request.created_at) > FORGIVEN_S:
+            self.num_failures = 0  # a long stream may see many workers go
         self.num_failures += 1
-        self.failed_at = asyncio.get_running_loop().time()
+        self.failed_at = now
         guilty = attempt.flights if attempt.failed_at is None else [attempt.failed_at]
         if failure.code == ErrorCode.KV_UNAVAILABLE and attempt.failed_at is not None:
             guilty = [attempt.compute]

@@ -5,7 +5,9 @@ Who gets on elsewhere – some tokens more, or its end – is innocent of all de
 not, and is there when a second worker dies, is the cause, unless another request shared both
 deaths, or as many workers died meanwhile that never had it: then each such request is tried by
 itself, so that the next death tells. The cause is refused, and so is what equals it (same tenant
-and prompt) for a while: a client that sends it again shall not cost two workers more.
+and prompt) for a while: a client that sends it again shall not cost two workers more. Equal
+requests, and choices that run apart, may be on several workers at once: when these die together,
+that counts as one death.
 """
 
 import asyncio
@@ -15,6 +17,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from operator import itemgetter
 
 import structlog
 
@@ -33,6 +36,7 @@ ALIBI_S = 5.0  # before its first death: whatever kills many workers may begin w
 MAX_REMEMBERED = 4096  # requests that were on workers that died; of those caught a quarter
 
 Fate = Callable[[WorkerLife], bool | None]
+Run = tuple[float, float]  # its begin and end, by the loop's clock
 
 log = structlog.stdlib.get_logger("paceline.router")
 
@@ -66,8 +70,8 @@ class Suspects:
     def __init__(self, fate: Fate, on_caught: Callable[[], object]) -> None:
         self._fate = fate
         self._on_caught = on_caught
-        self._deaths: OrderedDict[bytes, dict[WorkerLife, float]] = OrderedDict()
-        self._lost: OrderedDict[WorkerLife, float] = OrderedDict()  # with any request
+        self._deaths: OrderedDict[bytes, dict[WorkerLife, Run]] = OrderedDict()
+        self._lost: OrderedDict[WorkerLife, float] = OrderedDict()  # whatever ran there
         self._caught: OrderedDict[bytes, Caught] = OrderedDict()
         self._trial = asyncio.Lock()
 
@@ -77,18 +81,26 @@ class Suspects:
         if caught is not None and _now() < caught.until:
             raise _refusal(caught)
 
-    def note(self, request: Request, lives: Iterable[WorkerLife]) -> None:
-        """It was running there when they were lost."""
+    def note(
+        self, request: Request, lives: Iterable[WorkerLife], since: float | None = None
+    ) -> None:
+        """It was running there, `since` then, when they were lost; not known: one after another."""
         now = _now()
         deaths = self._deaths.setdefault(fingerprint(request), {})
-        deaths |= dict.fromkeys(lives, now)
+        for life in lives:
+            began, _ = deaths.get(life, (0.0, 0.0))
+            deaths[life] = max(began, now if since is None else since), now
+            self.note_lost(life)
         self._deaths.move_to_end(fingerprint(request))
-        for life in deaths:
-            self._lost.setdefault(life, now)
         self._forget_old(now)
-        for book in (self._deaths, self._lost):
-            while len(book) > MAX_REMEMBERED:
-                book.popitem(last=False)
+        while len(self._deaths) > MAX_REMEMBERED:
+            self._deaths.popitem(last=False)
+
+    def note_lost(self, life: WorkerLife) -> None:
+        """A worker, whatever ran there."""
+        self._lost.setdefault(life, _now())
+        while len(self._lost) > MAX_REMEMBERED:
+            self._lost.popitem(last=False)
 
     def acquit(self, request: Request) -> None:
         """It got on."""
@@ -98,7 +110,7 @@ class Suspects:
     async def judge(self, request: Request) -> None:
         """Raises RequestQuarantined if workers died of it; waits until that can be known."""
         self.check(request)
-        if not self._deaths or len(self._open(request)) < NUM_KILLED:
+        if not self._deaths or self._num_in_turn(request, self._open(request)) < NUM_KILLED:
             return
         await asyncio.sleep(SETTLE_S)
         with contextlib.suppress(TimeoutError):
@@ -109,7 +121,7 @@ class Suspects:
     async def trial(self, request: Request) -> Trial:
         """Before it is placed: returns when it may be. Raises RequestQuarantined."""
         await self.judge(request)
-        if len(self._killed(request)) < NUM_KILLED:
+        if self._num_in_turn(request, self._killed(request)) < NUM_KILLED:
             return Trial()
         try:
             async with asyncio.timeout(TRIAL_WAIT_S):
@@ -122,7 +134,7 @@ class Suspects:
         except RequestQuarantined:
             trial.end()
             raise
-        if len(self._killed(request)) < NUM_KILLED:
+        if self._num_in_turn(request, self._killed(request)) < NUM_KILLED:
             trial.end()
         return trial
 
@@ -145,7 +157,8 @@ class Suspects:
 
     def _forget_old(self, now: float) -> None:
         """Of requests that were cancelled before they got on: who noted last stands last."""
-        while max(next(iter(self._deaths.values())).values(), default=0.0) < now - REMEMBERED_S:
+        after = now - REMEMBERED_S
+        while all(died < after for _, died in next(iter(self._deaths.values())).values()):
             self._deaths.popitem(last=False)
 
     async def _until_known(self, request: Request) -> None:
@@ -156,8 +169,9 @@ class Suspects:
         """Deaths that speak against it. Those of workers that came back as they were do not."""
         deaths = self._deaths.get(fingerprint(request), {}) if self._deaths else {}
         after = _now() - REMEMBERED_S
-        for life in [one for one, at in deaths.items() if at < after or self._fate(one) is False]:
-            del deaths[life]
+        for life, (_, died) in list(deaths.items()):
+            if died < after or self._fate(life) is False:
+                del deaths[life]
         return set(deaths)
 
     def _killed(self, request: Request) -> frozenset[WorkerLife]:
@@ -165,14 +179,24 @@ class Suspects:
 
     def _decide(self, request: Request) -> None:
         killed = self._killed(request)
-        is_clear = len(killed) >= NUM_KILLED and not self._shared(request, killed)
-        if is_clear and len(killed) > self._num_elsewhere(request, killed):
+        num_killed = self._num_in_turn(request, killed)
+        is_clear = num_killed >= NUM_KILLED and not self._shared(request, killed)
+        if is_clear and num_killed > self._num_elsewhere(request, killed):
             self._catch(request, killed)
         self.check(request)
 
+    def _num_in_turn(self, request: Request, lives: Iterable[WorkerLife]) -> int:
+        """Deaths of which each followed the one before, as where one request tries again."""
+        runs = [self._deaths[fingerprint(request)][life] for life in lives]
+        count, ended = 0, float("-inf")
+        for began, died in sorted(runs, key=itemgetter(1)):
+            if began >= ended:
+                count, ended = count + 1, died
+        return count
+
     def _num_elsewhere(self, request: Request, killed: frozenset[WorkerLife]) -> int:
         """Workers that died meanwhile without it."""
-        since = min(self._deaths[fingerprint(request)][life] for life in killed) - ALIBI_S
+        since = min(self._deaths[fingerprint(request)][life][1] for life in killed) - ALIBI_S
         others = (life for life, at in self._lost.items() if at >= since and life not in killed)
         return sum(self._fate(life) is True for life in others)
 
@@ -189,9 +213,10 @@ class Suspects:
         while len(self._caught) > MAX_REMEMBERED // 4:
             self._caught.popitem(last=False)
         del self._deaths[name]
-        for book in (self._lost, *self._deaths.values()):
-            for life in killed & book.keys():
-                del book[life]
+        for life in killed:
+            self._lost.pop(life, None)
+            for deaths in self._deaths.values():
+                deaths.pop(life, None)
         self._on_caught()
         log.error(
             "request quarantined: workers died of it",

@@ -1,11 +1,12 @@
 """Requests that kill their workers: two may die of one, which is refused then; nobody else is."""
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from paceline.router import coordinator, suspects
+from paceline.router import coordinator, placement, suspects
 from paceline.v1 import common_pb2
 from tests.support.fake_worker import FakeWorker
 from tests.support.redis_server import RedisServer, redis_server
@@ -156,6 +157,64 @@ async def test_who_is_on_two_of_many_workers_that_die_is_not_blamed(store: Redis
         for answer in answers:
             answer.check(10)
         assert not num_caught(bench)
+
+
+@pytest.mark.parametrize("num_equal", [1, 2])
+async def test_a_node_that_dies_with_all_its_workers_speaks_against_nobody(
+    store: RedisServer, num_equal: int
+) -> None:
+    """One after another, so that what ran on the first is lost with the second, too. Those that
+    held nothing died as well: it was not the request."""
+    async with router_bench(store) as bench:
+        decode = [await bench.add(f"d{i}", prefill_s=0.3) for i in range(2)]
+        prefill = [await bench.add(f"p{i}") for i in range(2)]
+        client = await bench.client()
+        answers = [await client.submit(prompt=[7] * 20, max_tokens=10) for _ in range(num_equal)]
+        await until(lambda: sum(len(worker.commands("run")) for worker in decode) == num_equal)
+        for worker in sorted(decode, key=lambda one: not one.commands("run")) + prefill:
+            await worker.die()
+        await bench.add("d4")
+        await until(lambda: all(answer.ended for answer in answers), 20)
+        for answer in answers:
+            answer.check(10)
+        assert not num_caught(bench)
+
+
+async def test_choices_that_lose_their_workers_at_once_count_one_death(store: RedisServer) -> None:
+    async with router_bench(store) as bench:
+        first = await bench.add("d0", step_s=0.01)
+        client = await bench.client()
+        answer = await client.submit(num_prompt=100, n=2, max_tokens=300)
+        await until(lambda: len(answer.tokens.get(0, ())) > 10)
+        both = [await bench.add(f"d{i}", step_s=0.01) for i in (1, 2)]
+        await first.die()
+        await until(lambda: all(worker.commands("run") for worker in both))
+        before = len(answer.tokens[0]), len(answer.tokens[1])
+        await until(lambda: all(len(answer.tokens[i]) > before[i] + 10 for i in (0, 1)))
+        await asyncio.gather(*(worker.die() for worker in both))
+        await bench.add("d3")
+        await until(lambda: answer.ended, 20)
+        answer.check(300)
+        assert not num_caught(bench)
+
+
+async def test_a_long_stream_outlives_more_workers_than_it_has_attempts(
+    store: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Failures that lie behind it, with tokens since, count no more."""
+    monkeypatch.setattr(placement, "FORGIVEN_S", 0.0)
+    async with router_bench(store, max_attempts=2) as bench:
+        client = await bench.client()
+        answer: Answer | None = None
+        for number in range(4):
+            worker = await bench.add(f"d{number}", step_s=0.01)
+            answer = answer or await client.submit(max_tokens=200)
+            before = len(answer.tokens.get(0, ()))
+            await until(lambda: answer.ended or len(answer.tokens.get(0, ())) > before + 10)  # noqa: B023
+            await worker.die()
+        await bench.add("d4")
+        await until(lambda: answer.ended, 20)
+        answer.check(200)
 
 
 async def test_what_a_gateway_was_told_counts_at_the_next_router(store: RedisServer) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from paceline.gateway import submission
 from paceline.gateway.main import GatewayServer
 from paceline.v1.common_pb2 import TokenRequest, WorkerLife
 from paceline.v1.control_pb2 import SlotSetback
@@ -165,6 +166,23 @@ async def test_a_request_that_ends_its_routers_is_given_up(model_dir: Path) -> N
         router.reply = slowly
         await until(lambda: not deployment.gateway.serving.reasons())
         assert content(await deployment.chat()) == TEXT
+
+
+async def test_routers_that_were_lost_long_ago_do_not_count(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submission, "FORGIVEN_S", 0.0)
+    async with running(model_dir) as deployment:
+        router = deployment.router
+
+        def dies_five_times(request: TokenRequest) -> Reply:
+            if request.epoch < 5:
+                router.cut()
+            return slowly(request)
+
+        router.reply = dies_five_times
+        assert content(await deployment.chat()) == TEXT
+        assert [s.request.epoch for s in router.submissions] == [0, 1, 2, 3, 4, 5]
 
 
 async def test_a_router_that_dies_counts_once_whatever_it_worked_on(model_dir: Path) -> None:
