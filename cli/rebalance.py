@@ -28,7 +28,7 @@ from paceline.rpc.convert import role_name
 from paceline.rpc.probes import ProbeServer
 from paceline.v1 import control_pb2, worker_pb2
 
-ANSWER_S = 5.0  # of a worker
+ANSWER_S = 15.0  # of a worker; a router that hangs costs some of it
 
 _check = ConfigError.check
 log = structlog.stdlib.get_logger("paceline.rebalance")

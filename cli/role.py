@@ -16,6 +16,9 @@ from paceline.core.tls import PLAIN, TlsConfig
 from paceline.rpc.convert import role_name
 from paceline.v1 import control_pb2, worker_pb2
 
+NEWS_S = 3.0  # in which a router hears of a change
+LOOK_S = 0.1
+
 
 @dataclass(frozen=True, slots=True)
 class RoleConfig:
@@ -60,9 +63,10 @@ def run(config: RoleConfig) -> int:
 
 
 async def change(config: RoleConfig, calls: RouterCalls) -> None:
-    workers = (await calls.workers()).workers
+    workers = await calls.known_workers()
     info = worker_of(config.worker, workers)
-    if config.role == "prefill" and not config.force:
+    must_leave_one = config.role == "prefill" and not config.force
+    if must_leave_one:
         check_decode_is_left(info, workers)
     before = role_name(info.role)
     request = worker_pb2.ChangeRoleRequest(
@@ -76,6 +80,8 @@ async def change(config: RoleConfig, calls: RouterCalls) -> None:
     async for state in calls.change_role(request):
         if version is None:
             version = state.version
+            if must_leave_one:
+                await check_again(calls, info, version)
             print(f"{config.worker}: {before} → {config.role}")
         if state.version != version:
             print(f"{config.worker}: its role was changed again meanwhile")
@@ -85,6 +91,32 @@ async def change(config: RoleConfig, calls: RouterCalls) -> None:
             print(f"{config.worker}: {num_leaving} requests of its old role still run")
         if not config.wait:
             return
+
+
+async def check_again(calls: RouterCalls, info: worker_pb2.WorkerInfo, version: int) -> None:
+    """Two commands at once may each have seen the other's worker decode. Raises InvalidRequest,
+    with the role as it was before."""
+    until = asyncio.get_running_loop().time() + NEWS_S
+    workers = await calls.known_workers()
+    while not knows(workers, info.worker_id, version):
+        if asyncio.get_running_loop().time() > until:
+            break
+        await asyncio.sleep(LOOK_S)
+        workers = await calls.known_workers()
+    try:
+        check_decode_is_left(info, workers)
+    except InvalidRequest:
+        back = worker_pb2.ChangeRoleRequest(
+            worker_id=info.worker_id, role=info.role, if_version=version, reason="command"
+        )
+        async for _ in calls.change_role(back):
+            break
+        raise
+
+
+def knows(workers: Sequence[control_pb2.KnownWorker], worker_id: str, version: int) -> bool:
+    """That its role has changed."""
+    return any(w.info.worker_id == worker_id and w.info.role_version >= version for w in workers)
 
 
 def worker_of(worker_id: str, workers: Sequence[control_pb2.KnownWorker]) -> worker_pb2.WorkerInfo:

@@ -1,12 +1,14 @@
 """Calls of operators to routers: the first of them that answers."""
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from typing import Any
 
 import grpc
 
-from paceline.core.errors import ConfigError, PacelineError, Unavailable
+from paceline.core.errors import ConfigError, InvalidRequest, PacelineError, Unavailable
 from paceline.core.tls import TlsConfig
 from paceline.gateway.router_addresses import Address, addresses_of
 from paceline.rpc import caller_token, channel
@@ -14,6 +16,7 @@ from paceline.rpc.status import error_of
 from paceline.v1 import control_pb2, control_pb2_grpc, worker_pb2
 
 TIMEOUT_S = 5.0
+ANSWER_S = 4.0  # of a worker, through one router
 
 
 def check_routers(routers: Sequence[str]) -> None:
@@ -44,12 +47,24 @@ class RouterCalls:
 
     async def workers_of_all(self) -> list[control_pb2.WorkersResponse]:
         """Of those that answer."""
-        found = []
+        addresses = []
         with suppress(PacelineError):  # none has an address
-            async for address in self._addresses():
-                with suppress(PacelineError):
-                    found.append(await self.workers_of(address))
-        return found
+            addresses = [address async for address in self._addresses()]
+        found = await asyncio.gather(*map(self._told_by, addresses))
+        return [one for one in found if one is not None]
+
+    async def _told_by(self, address: Address) -> control_pb2.WorkersResponse | None:
+        try:
+            return await self.workers_of(address)
+        except PacelineError:
+            return None
+
+    async def known_workers(self) -> list[control_pb2.KnownWorker]:
+        """That any router knows, each by the newest of its roles. Raises what the last router
+        answered when none tells."""
+        if not (told := await self.workers_of_all()):
+            told = [await self.workers()]
+        return newest(told)
 
     async def workers_of(self, address: Address) -> control_pb2.WorkersResponse:
         async with self._connect(address) as connection:
@@ -73,6 +88,10 @@ class RouterCalls:
                 return
             except Unavailable as error:  # the router, or the worker as it sees it
                 failure = error
+            except InvalidRequest as error:
+                if error.field != "worker":
+                    raise
+                failure = error  # a router that has just started may not know it yet
         raise failure
 
     async def _change_by(
@@ -81,6 +100,7 @@ class RouterCalls:
         async with self._connect(address) as connection:
             call = _stub(connection).ChangeRole(request, metadata=self._token())
             try:
+                yield await _first(call)
                 async for state in call:
                     yield state
             except grpc.aio.AioRpcError as failure:
@@ -108,6 +128,32 @@ class RouterCalls:
 
     def _token(self) -> caller_token.Metadata:
         return caller_token.metadata(self._secret)
+
+
+async def _first(call: grpc.aio.UnaryStreamCall[Any, Any]) -> worker_pb2.RoleState:
+    """Later ones come when something has changed. Raises Unavailable."""
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            state = await call.read()
+    except TimeoutError:
+        raise Unavailable("the worker does not answer") from None
+    if not isinstance(state, worker_pb2.RoleState):
+        raise Unavailable("the worker ended the call early")
+    return state
+
+
+def newest(told: Sequence[control_pb2.WorkersResponse]) -> list[control_pb2.KnownWorker]:
+    """By name; each as one tells of it that may use it, and has the latest news of its role."""
+    known: dict[str, control_pb2.KnownWorker] = {}
+    for worker in (worker for one in told for worker in one.workers):
+        other = known.setdefault(worker.info.worker_id, worker)
+        if _rank(worker) > _rank(other):
+            known[worker.info.worker_id] = worker
+    return [known[name] for name in sorted(known)]
+
+
+def _rank(worker: control_pb2.KnownWorker) -> tuple[bool, int]:
+    return worker.is_usable, worker.info.role_version
 
 
 def _stub(connection: grpc.aio.Channel) -> control_pb2_grpc.RouterServiceStub:

@@ -1,10 +1,16 @@
 """Workers whose roles change while a router plans on them; what operators ask of it."""
 
+import asyncio
 from collections.abc import Iterator
 
 import grpc
 import pytest
 
+from paceline.cli import router_calls
+from paceline.cli.role import RoleConfig, change
+from paceline.cli.router_calls import RouterCalls
+from paceline.core.errors import InvalidRequest, Unavailable
+from paceline.core.tls import PLAIN
 from paceline.rpc import caller_token, channel
 from paceline.rpc.status import error_of
 from paceline.v1 import control_pb2, control_pb2_grpc, worker_pb2
@@ -119,3 +125,55 @@ async def test_operators_see_workers_and_what_waits(store: RedisServer) -> None:
                 await stub.ChangeRole(request, metadata=token).read()
             said = error_of(refused.value).message
             assert said == "worker='p7': is not connected; connected are d0, p0"
+
+
+async def order(
+    bench: Bench, worker: str, role: str, *before: int, together: asyncio.Barrier | None = None
+) -> None:
+    """By `paceline role`. `before`: ports of routers that are asked before; `together`: commands
+    go on when all of them have looked who is there."""
+    routers = tuple(f"127.0.0.1:{port}" for port in (*before, bench.router.port))
+    calls = RouterCalls(routers, SECRET, PLAIN)
+    look = calls.known_workers
+
+    async def look_together() -> list[control_pb2.KnownWorker]:
+        calls.known_workers = look  # type: ignore[method-assign]
+        seen = await look()
+        if together is not None:
+            await together.wait()
+        return seen
+
+    calls.known_workers = look_together  # type: ignore[method-assign]
+    await change(RoleConfig(worker=worker, role=role, router=routers, secret=SECRET), calls)
+
+
+async def test_two_commands_at_once_leave_one_that_decodes(store: RedisServer) -> None:
+    async with router_bench(store) as bench:
+        await bench.add("d0")
+        await bench.add("d1")
+        together = asyncio.Barrier(2)
+        orders = [order(bench, name, "prefill", together=together) for name in ("d0", "d1")]
+        said = await asyncio.gather(*orders, return_exceptions=True)
+        refused = [one for one in said if one is not None]
+        assert refused and all(isinstance(one, InvalidRequest) for one in refused)
+        await until(lambda: DECODE in (role_of(bench, "d0"), role_of(bench, "d1")))
+        (await (await bench.client()).generate()).check(8)
+
+
+async def test_a_worker_that_hangs_is_waited_for_no_longer_than_a_while(
+    store: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router_calls, "ANSWER_S", 0.5)
+    async with router_bench(store) as bench:
+        await bench.add("d0", deaf_to_roles=True)
+        with pytest.raises(Unavailable, match="the worker does not answer"):
+            async with asyncio.timeout(20):
+                await order(bench, "d0", "both")
+
+
+async def test_a_router_that_does_not_know_the_worker_is_passed_over(store: RedisServer) -> None:
+    with redis_server() as empty:
+        async with router_bench(store) as bench, router_bench(empty) as newer:
+            await bench.add("d0")
+            await order(bench, "d0", "both", newer.router.port)
+            await until(lambda: role_of(bench, "d0") == BOTH)

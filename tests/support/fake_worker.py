@@ -83,6 +83,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.full = False  # readers hold all pages: what comes waits, so there is no step either
         self.draining = False
         self.deaf_to_adopt = False
+        self.deaf_to_roles = False
+        self.role_version = 0  # of the roles that it was asked for
         self.holds = False  # prefill: keeps its slot until it is told to let go
         self.fail_with: common_pb2.ErrorCode | None = None  # every new slot, once it would emit
         self.die_after: int | None = None  # tokens
@@ -171,6 +173,15 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             stream.frames.put_nowait(frame)
 
     # --- the protocol -------------------------------------------------------------------------
+
+    async def ChangeRole(
+        self, request: worker_pb2.ChangeRoleRequest, context: Any
+    ) -> AsyncIterator[worker_pb2.RoleState]:
+        if self.deaf_to_roles:
+            await asyncio.Event().wait()
+        self.role_version += 1
+        self.take_role(request.role, self.role_version)
+        yield worker_pb2.RoleState(role=request.role, version=self.role_version)
 
     async def Attach(
         self, request_iterator: AsyncIterator[worker_pb2.WorkerCommand], context: Any
