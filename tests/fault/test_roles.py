@@ -4,16 +4,17 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from benchmarks.deployment import NOTHING, deployment, mock_model, scrape, settle, total
 from benchmarks.kill_worker import kill_tree
-from benchmarks.rollout import Count, Load, Traffic
+from benchmarks.rollout import Count, Load
 from paceline.cli.cluster import Cluster
 from paceline.core import metrics as names
+from tests.support.disturbed import back, during
 from tests.support.waits import until
 
 LOAD = Load(per_second=4, max_tokens=60)
@@ -65,32 +66,10 @@ def role_of(cluster: Cluster, worker: str) -> str:
     return next((labels["role"] for labels, value in found if value), "")
 
 
-def during(cluster: Cluster, model: Path, work: Callable[[], Awaitable[None]]) -> Count:
-    """What came of requests that arrived before, during and after `work`."""
-
-    async def disturbed() -> None:
-        await asyncio.sleep(1)
-        await work()
-        await asyncio.sleep(1)
-
-    async def run() -> Count:
-        traffic = Traffic(cluster.base_url, model.name, LOAD)
-        await traffic.learn()
-        return await traffic.during(asyncio.create_task(disturbed()))
-
-    return asyncio.run(run())
-
-
 def check(cluster: Cluster, count: Count) -> None:
     assert (count.failed, count.truncated, count.differing) == (0, 0, 0), count.reasons
     assert count.requests >= 4
     assert settle(cluster, 30) == NOTHING
-
-
-async def back(cluster: Cluster, name: str, num_starts: int) -> None:
-    """It was started again and is ready."""
-    child = cluster.processes[name]
-    await until(lambda: child.num_starts > num_starts and not child.probe(), WAIT_S)
 
 
 def test_a_worker_goes_through_all_roles(cluster: Cluster, model: Path) -> None:
@@ -103,7 +82,7 @@ def test_a_worker_goes_through_all_roles(cluster: Cluster, model: Path) -> None:
         await change(cluster, "decode-1", "prefill", "--wait", "--drain-s", "0.2")
 
     incarnations = total(scrape(cluster.urls["prefill-0"]), names.WORKER_INCARNATIONS)
-    check(cluster, during(cluster, model, work))
+    check(cluster, during(cluster, model, LOAD, work))
     after = scrape(cluster.urls["prefill-0"])
     assert total(after, names.WORKER_INCARNATIONS) == incarnations, "its pool has stayed"
     assert total(after, names.WORKER_ROLE_CHANGES, role="both", reason="command") >= 1
@@ -116,7 +95,7 @@ def test_a_worker_is_killed_amid_its_change(cluster: Cluster, model: Path) -> No
         kill_tree(cluster.processes["decode-1"].pid)
         await back(cluster, "decode-1", num_starts)
 
-    check(cluster, during(cluster, model, work))
+    check(cluster, during(cluster, model, LOAD, work))
     assert role_of(cluster, "decode-1") == "decode", "it starts as what its command says"
 
 
@@ -131,7 +110,7 @@ def test_a_router_is_killed_amid_a_change(cluster: Cluster, model: Path) -> None
         await back(cluster, "router", starts["router"])
         assert starts["router-1"] == cluster.processes["router-1"].num_starts
 
-    check(cluster, during(cluster, model, work))
+    check(cluster, during(cluster, model, LOAD, work))
     assert role_of(cluster, "decode-1") == "prefill"
 
 
@@ -142,7 +121,7 @@ def test_two_changes_at_once(cluster: Cluster, model: Path) -> None:
             change(cluster, "decode-0", "prefill", "--wait"),
         )
 
-    check(cluster, during(cluster, model, work))
+    check(cluster, during(cluster, model, LOAD, work))
     assert (role_of(cluster, "prefill-0"), role_of(cluster, "decode-0")) == ("decode", "prefill")
 
 

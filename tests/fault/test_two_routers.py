@@ -2,21 +2,20 @@
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from benchmarks.deployment import NOTHING, deployment, mock_model, scrape, settle, total
-from benchmarks.rollout import Count, Load, Traffic
+from benchmarks.rollout import Count, Load
 from paceline.cli.cluster import Cluster
 from paceline.core import metrics as names
-from tests.support.waits import until
+from tests.support.disturbed import back, during
 
 LOAD = Load(per_second=4, max_tokens=80)
 ROUTERS = ("router", "router-1")  # the gateway begins with the first
 HANG_S = 5.0  # a gateway leaves a router that was silent for three seconds
-START_S = 60.0
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -32,28 +31,6 @@ def cluster(model: Path) -> Iterator[Cluster]:
     """Split requests; what dies is started again."""
     with deployment(model, routers=2) as cluster:
         yield cluster
-
-
-def during(cluster: Cluster, model: Path, work: Callable[[], Awaitable[None]]) -> Count:
-    """What came of requests that arrived before, during and after `work`."""
-
-    async def disturbed() -> None:
-        await asyncio.sleep(1)
-        await work()
-        await asyncio.sleep(1)
-
-    async def run() -> Count:
-        traffic = Traffic(cluster.base_url, model.name, LOAD)
-        await traffic.learn()
-        return await traffic.during(asyncio.create_task(disturbed()))
-
-    return asyncio.run(run())
-
-
-async def back(cluster: Cluster, name: str, num_starts: int) -> None:
-    """It was started again and is ready."""
-    child = cluster.processes[name]
-    await until(lambda: child.num_starts > num_starts and not child.probe(), START_S)
 
 
 def num_moved(cluster: Cluster, reason: str = "") -> float:
@@ -88,7 +65,7 @@ def test_requests_go_on_at_the_other_router_with_the_same_tokens(
             await asyncio.sleep(HANG_S)
             cluster.kill(name, signal.SIGCONT)
 
-    check(during(cluster, model, disturb))
+    check(during(cluster, model, LOAD, disturb))
     assert num_moved(cluster, "lost") > before
     assert settle(cluster) == NOTHING
 
@@ -103,7 +80,7 @@ def test_a_rolling_restart_of_both_costs_nothing(cluster: Cluster, model: Path) 
             exits.append(await asyncio.to_thread(child.end, 40))
             await back(cluster, name, num_starts)
 
-    check(during(cluster, model, roll))
+    check(during(cluster, model, LOAD, roll))
     assert exits == [True, True], "they leave by themselves, with 0"
     assert num_moved(cluster, "lost") == lost, "what runs ends where it is"
     assert settle(cluster) == NOTHING
