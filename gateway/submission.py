@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 from paceline.core.errors import PacelineError
 from paceline.gateway.jobs import ttft_left_ms
 from paceline.gateway.mailbox import Mailbox
-from paceline.rpc.epochs import MAX_EPOCH
+from paceline.rpc.epochs import MAX_EPOCH, MAX_LOST_WORKERS
 from paceline.v1.common_pb2 import Emission, TokenRequest, WorkerLife
 from paceline.v1.control_pb2 import SlotSetback
 
 if TYPE_CHECKING:
     from paceline.gateway.router_link import RouterLink
 
-MAX_LOST_WORKERS = 16  # that are told to the next router
 MAX_LOSSES = 3  # routers that may die under a request: one more, and it is taken for the cause
 FORGIVEN_S = 60.0  # after so long without one, losses and failures before count no more
 

@@ -13,7 +13,7 @@ from paceline.core.tracing import NO_SPAN
 from paceline.router.hopes import DOUBT_S
 from paceline.router.lineup import Turn
 from paceline.rpc import convert
-from paceline.rpc.epochs import ATTEMPTS_PER_EPOCH, MAX_EPOCH
+from paceline.rpc.epochs import ATTEMPTS_PER_EPOCH, MAX_EPOCH, MAX_LOST_WORKERS
 from paceline.v1 import common_pb2
 
 WorkerLife = tuple[str, str]  # worker id, incarnation
@@ -21,7 +21,6 @@ CANCELLED = common_pb2.FINISH_REASON_CANCELLED
 PATIENCE_S = 10.0  # after which the first token is due of a request that names no time for it
 LEAST_PATIENCE_S = 0.1  # who names less goes before nobody for that
 MAX_WEIGHT = 1e6
-MAX_LOST_WORKERS = 16
 _check = InvalidRequest.check
 
 
