@@ -17,38 +17,24 @@ from paceline.core.errors import (
     Cancelled,
     DeadlineExceeded,
     EngineFailure,
-    ErrorCode,
     InvalidRequest,
-    Overloaded,
     PacelineError,
-    Unavailable,
 )
 from paceline.core.keys import tenant_digest
 from paceline.core.tracing import Tracing
 from paceline.router.admission import AdmissionQueue
-from paceline.router.attempt import Attempt, Busy, Moved
+from paceline.router.attempt import Attempt, Busy
 from paceline.router.config import RouterConfig
 from paceline.router.decision_log import DecisionLog
 from paceline.router.dispatch import Dispatcher
 from paceline.router.fleet import Fleet
-from paceline.router.forecast import Forecast
+from paceline.router.measures import Measures
 from paceline.router.metrics import RouterMetrics
 from paceline.router.placement import Line, Placer, PrefixLookup, Superseded
 from paceline.router.request import GivenBack, Request
-from paceline.router.retry_budget import RetryBudget
+from paceline.router.retries import Retries
 from paceline.router.suspects import Suspects, Trial
-from paceline.router.worker_session import GivenUp, WorkerSession
-
-FINAL = frozenset(
-    {
-        ErrorCode.INVALID_REQUEST,
-        ErrorCode.CONTEXT_LENGTH_EXCEEDED,
-        ErrorCode.MODEL_NOT_FOUND,
-        ErrorCode.DEADLINE_EXCEEDED,
-    }
-)
-RETRY_PAUSE_S = (0.02, 0.5)  # before the third attempt, and at most; it doubles, with jitter
-NOT_OF_A_WORKER = frozenset({ErrorCode.INCOMPATIBLE_PEER, ErrorCode.OVERLOADED})
+from paceline.router.worker_session import WorkerSession
 
 log = structlog.stdlib.get_logger("paceline.router")
 
@@ -67,14 +53,12 @@ class Coordinator:
         )
         self.draining = False
         self._config = config
-        self._fleet = fleet
-        self._metrics = metrics
         self._spans = spans
         self._placer = Placer(config, fleet, lookup, random.Random())
         self._dispatcher = Dispatcher(config)
-        self._forecast = Forecast()
+        self._measures = Measures(metrics)
         self.suspects = Suspects(fleet.has_ended, metrics.requests_quarantined.inc)
-        self._retries = RetryBudget(asyncio.get_running_loop().time())
+        self._retries = Retries(config.max_attempts, fleet, self.suspects, metrics)
         self._tasks: dict[tuple[str, int], asyncio.Task[None]] = {}  # by request id and epoch
         self._attempts: dict[tuple[str, int], set[Attempt]] = {}
         fleet.on_change = self.queue.wake
@@ -99,7 +83,7 @@ class Coordinator:
         if request.key in self._tasks:
             raise InvalidRequest("request_id", request.request_id, "is in use")
         digest = self._placer.digest_of(request)
-        self.suspects.check(request)
+        self.suspects.quarantine.check(request)
         turn = request.turn(self.queue.next_arrival())
         if not request.had_turn:  # else it is let in: its client would see a stream break off
             self.queue.make_room(turn)
@@ -159,8 +143,7 @@ class Coordinator:
             log.exception("request failed", request_ids=[request.request_id], tenant=tenant)
             request.sink.fail(request.slot, EngineFailure("internal error"))
         finally:
-            self._metrics.requests.labels(outcome).inc()
-            self._observe(request)
+            self._measures.request_ended(request, outcome, asyncio.get_running_loop().time())
             request.span.end(error="" if outcome == "completed" else outcome)
 
     async def _run(self, line: Line) -> None:
@@ -204,9 +187,9 @@ class Coordinator:
             attempt.close()
         if failure is None:
             self._prove(request, attempt.sessions, trial)
-            self._retries.earn()
+            self._retries.budget.earn()
             return True
-        await self._note_failure(line, attempt, failure)
+        await self._retries.prepare(line, attempt, failure, self.num_in_flight)
         return False
 
     def _has_asked(self, _: asyncio.Future[int]) -> None:
@@ -236,91 +219,10 @@ class Coordinator:
             return failure
         finally:
             attempts.discard(attempt)
-            self._count(attempt)
+            self._measures.attempt_ended(attempt)
+            self._placer.learn(attempt)
         return None
-
-    async def _note_failure(
-        self, line: Line, attempt: Attempt, failure: PacelineError | Busy
-    ) -> None:
-        """Prepares the next attempt, or raises the error that is final."""
-        if isinstance(failure, Moved):
-            return
-        if isinstance(failure, Busy | Overloaded):
-            self._metrics.busy.inc()
-            line.was_busy = True
-            if attempt.failed_at is not None:
-                attempt.failed_at.session.note_busy(asyncio.get_running_loop().time())
-            return
-        if failure.code in FINAL:
-            raise failure
-        self._metrics.replans.labels(failure.code).inc()
-        if isinstance(failure, GivenUp) and line.may_move():
-            self._metrics.migrations.labels(failure.code).inc(line.request.has_output)
-            return
-        if line.request.has_output:
-            self._metrics.migrations.labels(failure.code).inc()
-        line.note_failure(attempt, failure)
-        line.request.sink.set_back(line.request.slot, line.num_failures, attempt.lost)
-        if attempt.lost is not None:
-            self.suspects.note(line.request, [attempt.lost], attempt.opened_at)
-        if failure.code not in NOT_OF_A_WORKER:
-            self._fleet.note_failures(attempt.guilty(failure), asyncio.get_running_loop().time())
-        if line.num_failures >= self._config.max_attempts:
-            await self.suspects.judge(line.request)
-            raise _final(failure)
-        if not self._may_retry(line, attempt):
-            self._metrics.retries_refused.inc()
-            raise _final(failure)
-        await asyncio.sleep(_pause_s(line.num_failures))
-
-    def _may_retry(self, line: Line, attempt: Attempt) -> bool:
-        """The first move away from a worker that was lost is never refused."""
-        if attempt.worker_is_lost and line.num_failures == 1:
-            return True
-        now, has_output = asyncio.get_running_loop().time(), line.request.has_output
-        return self._retries.take(now, self.num_in_flight, has_output=has_output)
-
-    def _count(self, attempt: Attempt) -> None:
-        kind = attempt.request.plan_kind = type(attempt.plan).__name__.lower()
-        self._metrics.plans.labels(kind).inc()
-        if attempt.num_cached_tokens is not None:
-            self._metrics.cached_predicted.inc(attempt.num_predicted_tokens)
-            self._metrics.cached_real.inc(attempt.num_cached_tokens)
-            self._placer.pulls.observe(attempt.hints, attempt.num_cached_tokens)
-        if attempt.reserved_s is not None:
-            self._metrics.admission.observe(attempt.reserved_s)
-        if attempt.prompt_s is not None and attempt.cost is not None:
-            worker_id = attempt.compute.session.worker_id
-            error = self._forecast.error(worker_id, attempt.cost, attempt.prompt_s)
-            if error is not None:
-                self._metrics.planner_error.observe(error)
-
-    def _observe(self, request: Request) -> None:
-        first, second = request.first_token_at, request.second_token_at
-        if kind := request.plan_kind:
-            for hope, is_kept in request.hopes_kept(asyncio.get_running_loop().time()):
-                self._metrics.hopes.labels(hope, kind, "yes" if is_kept else "no").inc()
-        trace_id = request.span.trace_id
-        exemplar = {"trace_id": trace_id} if trace_id else None
-        if first is not None:
-            self._metrics.ttft.observe(first - request.created_at, exemplar)
-            if second is not None:
-                self._metrics.token2_gap.observe(second - first, exemplar)
-
-
-def _pause_s(num_failures: int) -> float:
-    """None before the second attempt, which goes elsewhere."""
-    first_s, most_s = RETRY_PAUSE_S
-    usual_s = min(most_s, first_s * 2.0 ** (num_failures - 2)) if num_failures > 1 else 0.0
-    return usual_s * random.uniform(0.5, 1.5)
 
 
 def _shutting_down() -> GivenBack:
     return GivenBack("the router is shutting down", retry_after_s=1)
-
-
-def _final(failure: PacelineError) -> PacelineError:
-    """What the client is told after the last attempt: nothing about whose fault it was."""
-    if failure.code == ErrorCode.INTERNAL:
-        return EngineFailure("the request failed on every worker that tried it")
-    return Unavailable("the request could not be completed now", retry_after_s=1)

@@ -10,11 +10,12 @@ import structlog
 from paceline.core.keys import narrowed_salt, root_key, tenant_salt
 from paceline.router.config import RouterConfig
 from paceline.router.metrics import RouterMetrics
-from paceline.router.pace import costs, mean_pace
+from paceline.router.peers import compare_paces, note_failure, readmit
 from paceline.router.request import WorkerLife
 from paceline.router.takeover import movable
 from paceline.router.worker_link import WorkerLink
 from paceline.router.worker_session import WorkerSession
+from paceline.rpc.convert import role_name
 from paceline.v1 import common_pb2, control_pb2, worker_pb2
 
 RECENT_HALF_LIFE_S = 60.0
@@ -265,7 +266,7 @@ class Fleet:
         self._leave(session)
         session.take_role(info)
         session.recent_requests = 0.0  # of another kind
-        log.info("role changed", worker=session.worker_id, role=_role(session))
+        log.info("role changed", worker=session.worker_id, role=role_name(session.info.role))
         self._join(session)
         self._model_change()
         self._give_work(session)
@@ -282,11 +283,11 @@ class Fleet:
         """Those of its role. It starts with their recent load: new is not idle."""
         recent = [s.recent_requests for s in self.sessions() if s.is_prefill == session.is_prefill]
         session.recent_requests = sum(recent) / max(1, len(recent) - 1)
-        self._metrics.worker_up.labels(session.worker_id, _role(session)).set(1)
+        self._metrics.worker_up.labels(session.worker_id, role_name(session.info.role)).set(1)
 
     def _leave(self, session: WorkerSession) -> None:
         """Requests wait from now on for another one of its role."""
-        self._metrics.worker_up.remove(session.worker_id, _role(session))
+        self._metrics.worker_up.remove(session.worker_id, role_name(session.info.role))
         if not session.is_prefill:
             self._note_usable(session, asyncio.get_running_loop().time())
 
@@ -312,14 +313,15 @@ class Fleet:
         self._last_usable[info.content_digest, info.context_length] = now
 
     def decay(self, now: float) -> None:
-        """At most once a second: halves what is recent every RECENT_HALF_LIFE_S, compares the paces
-        of workers, and notes how much of the load on them is of other routers."""
+        """At most once a second: halves what is recent every RECENT_HALF_LIFE_S, compares workers
+        with their peers, and notes how much of the load on them is of other routers."""
         elapsed_s = now - self._decayed_at
         if elapsed_s < 1:
             return
         self._decayed_at = now
-        self._compare_paces()
-        self._readmit(now)
+        for peers in self._peers():
+            compare_paces(peers)
+            readmit(peers, now, self._config.stale_after_s)
         factor = 0.5 ** (elapsed_s / RECENT_HALF_LIFE_S)
         ours = theirs = 0
         for session in self.sessions():
@@ -330,48 +332,18 @@ class Fleet:
         self.others += min(1.0, elapsed_s / OTHERS_AVERAGE_S) * (measured - self.others)
 
     def note_failures(self, sessions: Iterable[WorkerSession], now: float) -> None:
-        """Of an attempt that failed for one of them. Half of the workers of a role and revision
-        stay whatever they do: then it is not the worker."""
+        """Of an attempt that failed for one of them."""
         for session in sessions:
-            if session.lost is None and session.health.fail() and self._may_eject(session, now):
-                pause_s = session.health.eject(now)
-                failures = session.health.num_failures
-                log.warning(
-                    "worker ejected", worker=session.worker_id, failures=failures, for_s=pause_s
-                )
+            revision = self._revisions.get(session.info.content_digest)
+            if revision is not None:
+                by_role = revision.prefill if session.is_prefill else revision.decode
+                note_failure(session, by_role, now, self._config.stale_after_s)
 
-    def _may_eject(self, session: WorkerSession, now: float) -> bool:
-        if now < session.health.ejected_until:
-            return False
-        peers = self._peers(session.info.content_digest, is_prefill=session.is_prefill)
-        usable = [one for one in peers if one.is_usable(now, self._config.stale_after_s)]
-        return 2 * (len(usable) - 1) >= len(peers)
-
-    def _peers(self, content_digest: str, *, is_prefill: bool) -> list[WorkerSession]:
-        revision = self._revisions.get(content_digest, Revision(""))
-        return revision.prefill if is_prefill else revision.decode
-
-    def _readmit(self, now: float) -> None:
-        """Where no other worker is left, one that fails is better than none."""
+    def _peers(self) -> Iterator[list[WorkerSession]]:
+        """Those of each role and revision."""
         for revision in self._revisions.values():
-            for peers in (revision.prefill, revision.decode):
-                ejected = [one for one in peers if now < one.health.ejected_until]
-                if ejected and not any(
-                    one.is_usable(now, self._config.stale_after_s) for one in peers
-                ):
-                    for session in ejected:
-                        session.health.ejected_until = now
-
-    def _compare_paces(self) -> None:
-        """Of workers of one role and revision."""
-        for revision in self._revisions.values():
-            for peers in (revision.prefill, revision.decode):
-                known = [s.pace for s in peers if s.pace.is_known]
-                if known:
-                    usual = mean_pace(known)
-                    for session in peers:
-                        session.token_cost, session.pair_cost = costs(session.pace, usual)
-                        session.cost_s = usual.usual_token_s
+            yield revision.prefill
+            yield revision.decode
 
 
 def _model_of(info: worker_pb2.WorkerInfo) -> control_pb2.ModelInfo:
@@ -394,11 +366,7 @@ def _is_read_alike(info: worker_pb2.WorkerInfo, known: control_pb2.ModelInfo) ->
 def _revision(session: WorkerSession) -> tuple[str, str, str]:
     """As metrics name it."""
     info = session.info
-    return info.model, info.content_digest[:SHOWN_DIGITS], _role(session)
-
-
-def _role(session: WorkerSession) -> str:
-    return worker_pb2.Role.Name(session.info.role).removeprefix("ROLE_").lower()
+    return info.model, info.content_digest[:SHOWN_DIGITS], role_name(session.info.role)
 
 
 def _nothing() -> None:

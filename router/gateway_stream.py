@@ -158,7 +158,7 @@ class RouterServicer(control_pb2_grpc.RouterServiceServicer):
         last = self._coordinator.decisions.last(request.num_decisions, request.request_id)
         return control_pb2.ExplainResponse(
             decisions=[decision.to_proto() for decision in last],
-            quarantined=self._coordinator.suspects.to_proto(),
+            quarantined=self._coordinator.suspects.quarantine.to_proto(),
         )
 
     async def Workers(

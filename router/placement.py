@@ -121,7 +121,7 @@ class Placer:
         self._fleet = fleet
         self._lookup = lookup
         self._rng = rng
-        self.pulls = PullYield()
+        self._pulls = PullYield()
         self.decisions = DecisionLog()
 
     def digest_of(self, request: Request) -> str:
@@ -137,6 +137,11 @@ class Placer:
         if message.model not in {model.name for model in self._fleet.models()}:
             raise ModelNotFound(f"model {message.model[:80]!r} is not served here", field="model")
         raise Unavailable("no worker serves this revision of the model", retry_after_s=1)
+
+    def learn(self, attempt: Attempt) -> None:
+        """Whether what was promised to be pulled came, once it has ended."""
+        if attempt.num_cached_tokens is not None:
+            self._pulls.observe(attempt.hints, attempt.num_cached_tokens)
 
     def place(self, line: Line) -> Attempt | None:
         """An attempt whose slots are taken, or None: wait. Raises Superseded, Unavailable,
@@ -183,7 +188,7 @@ class Placer:
         prefill = self._fleet.open_now(prefill, now, num_at_most)
         decode = self._fleet.open_now(decode, now, num_at_most)
         elsewhere = HASH_BLOCK_TOKENS * max(line.held.in_pool.values(), default=0) if cached else 0
-        spared = self.pulls.spared(cached, [*prefill, *decode], min(elsewhere, job.num_tokens - 1))
+        spared = self._pulls.spared(cached, [*prefill, *decode], min(elsewhere, job.num_tokens - 1))
         split_min_tokens = self._config.split_min_tokens
         return plan(job, prefill, decode, cached, split_min_tokens, self._rng, spared)
 

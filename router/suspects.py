@@ -12,19 +12,13 @@ that counts as one death.
 
 import asyncio
 import contextlib
-import hashlib
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from operator import itemgetter
 
-import structlog
-
 from paceline.core.errors import RequestQuarantined
-from paceline.core.keys import HASH_BLOCK_TOKENS, KEY_BYTES
+from paceline.router.quarantine import Quarantine, fingerprint
 from paceline.router.request import Request, WorkerLife
-from paceline.v1 import common_pb2, control_pb2
 
 NUM_KILLED = 2  # workers, until a request is taken for the cause
 VERDICT_S = 3.0  # in which a worker that was lost is back, or known to be dead
@@ -33,22 +27,10 @@ LOOK_S = 0.05
 TRIAL_WAIT_S = 30.0  # for the trials of others
 REMEMBERED_S = 600.0
 ALIBI_S = 5.0  # before its first death: whatever kills many workers may begin with others
-MAX_REMEMBERED = 4096  # requests that were on workers that died; of those caught a quarter
+MAX_REMEMBERED = 4096  # requests that were on workers that died
 
 Fate = Callable[[WorkerLife], bool | None]
 Run = tuple[float, float]  # its begin and end, by the loop's clock
-
-log = structlog.stdlib.get_logger("paceline.router")
-
-
-@dataclass(frozen=True, slots=True)
-class Caught:
-    """`until`: by the loop's clock."""
-
-    unix_s: float
-    until: float
-    request_id: str
-    killed: frozenset[WorkerLife]
 
 
 class Trial:
@@ -70,16 +52,10 @@ class Suspects:
     def __init__(self, fate: Fate, on_caught: Callable[[], object]) -> None:
         self._fate = fate
         self._on_caught = on_caught
+        self.quarantine = Quarantine()
         self._deaths: OrderedDict[bytes, dict[WorkerLife, Run]] = OrderedDict()
         self._lost: OrderedDict[WorkerLife, float] = OrderedDict()  # whatever ran there
-        self._caught: OrderedDict[bytes, Caught] = OrderedDict()
         self._trial = asyncio.Lock()
-
-    def check(self, request: Request) -> None:
-        """Raises RequestQuarantined for what was caught before."""
-        caught = self._caught.get(fingerprint(request)) if self._caught else None
-        if caught is not None and _now() < caught.until:
-            raise _refusal(caught)
 
     def note(
         self, request: Request, lives: Iterable[WorkerLife], since: float | None = None
@@ -109,7 +85,7 @@ class Suspects:
 
     async def judge(self, request: Request) -> None:
         """Raises RequestQuarantined if workers died of it; waits until that can be known."""
-        self.check(request)
+        self.quarantine.check(request)
         if not self._deaths or self._num_in_turn(request, self._open(request)) < NUM_KILLED:
             return
         await asyncio.sleep(SETTLE_S)
@@ -137,23 +113,6 @@ class Suspects:
         if self._num_in_turn(request, self._killed(request)) < NUM_KILLED:
             trial.end()
         return trial
-
-    def to_proto(self) -> list[control_pb2.QuarantinedRequest]:
-        """Those that are refused now, the oldest first."""
-        now = _now()
-        return [
-            control_pb2.QuarantinedRequest(
-                unix_ms=round(caught.unix_s * 1000),
-                fingerprint=name.hex(),
-                request_id=caught.request_id,
-                killed=[
-                    common_pb2.WorkerLife(worker_id=w, incarnation=i) for w, i in caught.killed
-                ],
-                left_s=round(caught.until - now),
-            )
-            for name, caught in self._caught.items()
-            if now < caught.until
-        ]
 
     def _forget_old(self, now: float) -> None:
         """Of requests that were cancelled before they got on: who noted last stands last."""
@@ -183,7 +142,7 @@ class Suspects:
         is_clear = num_killed >= NUM_KILLED and not self._shared(request, killed)
         if is_clear and num_killed > self._num_elsewhere(request, killed):
             self._catch(request, killed)
-        self.check(request)
+        self.quarantine.check(request)
 
     def _num_in_turn(self, request: Request, lives: Iterable[WorkerLife]) -> int:
         """Deaths of which each followed the one before, as where one request tries again."""
@@ -207,40 +166,13 @@ class Suspects:
 
     def _catch(self, request: Request, killed: frozenset[WorkerLife]) -> None:
         """Of these deaths nobody else is suspected any more."""
-        name = fingerprint(request)
-        caught = Caught(time.time(), _now() + REMEMBERED_S, request.request_id, killed)
-        self._caught[name] = caught
-        while len(self._caught) > MAX_REMEMBERED // 4:
-            self._caught.popitem(last=False)
-        del self._deaths[name]
+        self.quarantine.catch(request, killed, REMEMBERED_S)
+        del self._deaths[fingerprint(request)]
         for life in killed:
             self._lost.pop(life, None)
             for deaths in self._deaths.values():
                 deaths.pop(life, None)
         self._on_caught()
-        log.error(
-            "request quarantined: workers died of it",
-            request_ids=[request.request_id],
-            fingerprint=name.hex(),
-            killed=sorted(worker for worker, _ in killed),
-            refused_s=REMEMBERED_S,
-        )
-
-
-def fingerprint(request: Request) -> bytes:
-    """Of tenant and prompt: the last key stands for all tokens up to its block."""
-    message, keys = request.message, request.block_keys
-    num_keyed = len(keys) // KEY_BYTES * HASH_BLOCK_TOKENS
-    rest = message.token_ids[num_keyed : message.num_prompt_tokens]
-    name = hashlib.sha256(message.root_key)
-    for part in (message.tenant.encode(), keys[-KEY_BYTES:], repr(list(rest)).encode()):
-        name.update(len(part).to_bytes(8, "little") + part)
-    return name.digest()[:16]
-
-
-def _refusal(caught: Caught) -> RequestQuarantined:
-    reason = f"{len(caught.killed)} workers died while they served this request"
-    return RequestQuarantined(f"{reason}: it is not tried again for a while")
 
 
 def _now() -> float:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.router import coordinator, placement, suspects
+from paceline.router import placement, retries, suspects
 from paceline.v1 import common_pb2
 from tests.support.fake_worker import FakeWorker
 from tests.support.redis_server import RedisServer, redis_server
@@ -51,7 +51,7 @@ async def test_a_request_that_killed_two_workers_is_refused_and_so_is_what_equal
         assert again.error is not None and again.error.code == QUARANTINED
         assert not alive.commands("run"), "not one worker more"
         (await client.generate(num_prompt=100)).check(8)
-        (told,) = bench.router.coordinator.suspects.to_proto()
+        (told,) = bench.router.coordinator.suspects.quarantine.to_proto()
         assert told.request_id == answer.request.request_id and 0 < told.left_s <= 600
         assert len({life.worker_id for life in told.killed}) == 2
 
@@ -66,7 +66,7 @@ async def test_it_may_come_again_when_its_time_is_over(
         assert (await client.generate(prompt=POISON)).error is not None
         for worker in workers:
             worker.poison = None
-        book = bench.router.coordinator.suspects
+        book = bench.router.coordinator.suspects.quarantine
         await until(lambda: not book.to_proto())
         (await client.generate(prompt=POISON)).check(8)
 
@@ -89,7 +89,7 @@ async def test_those_that_were_there_at_both_deaths_are_tried_one_by_one(
 ) -> None:
     """Two deaths do not tell the killer from four others. It is tried first, and a third death
     tells, or those before it are acquitted, which tells, too. Nobody else loses a token."""
-    monkeypatch.setattr(coordinator, "RETRY_PAUSE_S", (0.0, 0.0))  # they go on in their order
+    monkeypatch.setattr(retries, "PAUSE_S", (0.0, 0.0))  # they go on in their order
     async with router_bench(store) as bench:
         (first,) = await add(bench, "d0", prefill_s=0.2)
         client = await bench.client()
