@@ -8,6 +8,7 @@ keeps nothing, and serving does not need it. One a deployment is enough.
 
 import asyncio
 import signal
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
@@ -125,7 +126,9 @@ class Rebalancer:
 
 def revisions_of(told: list[control_pb2.WorkersResponse], wanted: Wanted) -> dict[str, Sides]:
     """Workers are those that any router knows, each as one tells of it that may use it."""
-    num_queued = sum(one.num_queued for one in told)
+    num_queued = Counter[str]()
+    for one in told:
+        num_queued.update(one.num_queued_by_digest)
     known: dict[str, control_pb2.KnownWorker] = {}
     for one in told:
         for worker in one.workers:
@@ -135,7 +138,7 @@ def revisions_of(told: list[control_pb2.WorkersResponse], wanted: Wanted) -> dic
     digests: dict[str, list[control_pb2.KnownWorker]] = {}
     for worker in known.values():
         digests.setdefault(worker.info.content_digest, []).append(worker)
-    return {digest: sides_of(ones, num_queued, wanted) for digest, ones in digests.items()}
+    return {digest: sides_of(ones, num_queued[digest], wanted) for digest, ones in digests.items()}
 
 
 def run(config: RebalanceConfig) -> int:

@@ -10,7 +10,8 @@ a higher priority.
 import asyncio
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterator
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -59,6 +60,7 @@ class AdmissionQueue(Generic[P]):
         self._shares: dict[tuple[int, str], _Share[P]] = {}  # by priority and tenant
         self.num_asking = 0  # that ask a worker again which said Busy: they wait as well
         self._num_waiting = 0
+        self._num_by_group: Counter[Hashable] = Counter()
         self._num_tokens = 0
         self._arrivals = itertools.count()
         self._placed_at: float | None = None
@@ -71,6 +73,11 @@ class AdmissionQueue(Generic[P]):
     def num_tokens(self) -> int:
         """Of the prompts that wait."""
         return self._num_tokens
+
+    @property
+    def num_by_group(self) -> Mapping[Hashable, int]:
+        """How many wait; those groups alone of which one does."""
+        return self._num_by_group
 
     def next_arrival(self) -> int:
         return next(self._arrivals)
@@ -112,6 +119,7 @@ class AdmissionQueue(Generic[P]):
         share.cost += turn.cost
         share.waiters[waiter] = None
         self._num_waiting += 1
+        self._num_by_group[waiter.group] += 1
         self._num_tokens += turn.num_tokens
         self._serve(group)
         try:
@@ -173,6 +181,9 @@ class AdmissionQueue(Generic[P]):
         if not share.waiters:
             del self._shares[key]
         self._num_waiting -= 1
+        self._num_by_group[waiter.group] -= 1
+        if not self._num_by_group[waiter.group]:
+            del self._num_by_group[waiter.group]
         self._num_tokens -= waiter.turn.num_tokens
 
     def _victims(self, turn: Turn) -> Iterator[_Waiter[P]]:

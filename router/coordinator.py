@@ -8,7 +8,9 @@ by itself.
 import asyncio
 import functools
 import random
+from collections import Counter
 from collections.abc import Callable
+from typing import cast
 
 import structlog
 
@@ -71,6 +73,14 @@ class Coordinator:
     @property
     def num_in_flight(self) -> int:
         return len(self._tasks)
+
+    def num_queued_by_digest(self) -> dict[str, int]:
+        """What waits for workers of a revision."""
+        found: Counter[str] = Counter()
+        for group, count in self.queue.num_by_group.items():
+            digest, _ = cast("tuple[str, bool]", group)  # of Line
+            found[digest] += count
+        return found
 
     def submit(self, request: Request, on_end: Callable[[], object]) -> None:
         """Takes a request on; `on_end` is called when it has ended.

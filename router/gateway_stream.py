@@ -169,6 +169,7 @@ class RouterServicer(control_pb2_grpc.RouterServiceServicer):
             workers=self._operator_calls.workers(),
             num_queued=len(queue),
             num_queued_tokens=queue.num_tokens,
+            num_queued_by_digest=self._coordinator.num_queued_by_digest(),
         )
 
     async def ChangeRole(

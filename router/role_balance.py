@@ -74,7 +74,7 @@ class Sides:
 
 
 def sides_of(workers: Sequence[control_pb2.KnownWorker], num_queued: int, wanted: Wanted) -> Sides:
-    """`workers`: of one content digest; `num_queued`: in all routers."""
+    """`workers`: of one content digest; `num_queued`: for them, in all routers."""
     prefill = tuple(w for w in workers if w.is_usable and w.info.role == worker_pb2.ROLE_PREFILL)
     decode = tuple(w for w in workers if w.is_usable and w.info.role == worker_pb2.ROLE_DECODE)
     ahead_s = sum(w.load.num_waiting_tokens * _token_s(w) for w in prefill)

@@ -14,7 +14,7 @@ from paceline.core.tls import PLAIN
 from paceline.rpc import caller_token, channel
 from paceline.rpc.status import error_of
 from paceline.v1 import control_pb2, control_pb2_grpc, worker_pb2
-from tests.support.fake_worker import SECRET
+from tests.support.fake_worker import DIGEST, SECRET
 from tests.support.redis_server import RedisServer, redis_server
 from tests.support.router_bench import Bench, router_bench
 from tests.support.waits import until
@@ -125,6 +125,23 @@ async def test_operators_see_workers_and_what_waits(store: RedisServer) -> None:
                 await stub.ChangeRole(request, metadata=token).read()
             said = error_of(refused.value).message
             assert said == "worker='p7': is not connected; connected are d0, p0"
+
+
+async def test_operators_see_what_waits_for_each_revision(store: RedisServer) -> None:
+    async with router_bench(store, max_slots_per_worker=1) as bench:
+        await bench.add("d0", step_s=0.05)
+        await bench.add("e0", digest="ef" * 32, model="other", step_s=0.05)
+        client = await bench.client()
+        answers = [await client.submit(max_tokens=20) for _ in range(3)]
+        async with channel.connect(f"127.0.0.1:{bench.router.port}") as connection:
+            stub = control_pb2_grpc.RouterServiceStub(connection)  # type: ignore[no-untyped-call]
+            token = caller_token.metadata(SECRET.encode())
+            await until(lambda: len(bench.router.coordinator.queue) == 2)
+            told = await stub.Workers(control_pb2.WorkersRequest(), metadata=token)
+            assert dict(told.num_queued_by_digest) == {DIGEST: 2}
+            await until(lambda: all(answer.ended for answer in answers), 20)
+            told = await stub.Workers(control_pb2.WorkersRequest(), metadata=token)
+            assert not told.num_queued_by_digest
 
 
 async def order(

@@ -157,14 +157,23 @@ class WorkersRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkersResponse(_message.Message):
-    __slots__ = ("workers", "num_queued", "num_queued_tokens")
+    __slots__ = ("workers", "num_queued", "num_queued_tokens", "num_queued_by_digest")
+    class NumQueuedByDigestEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     NUM_QUEUED_FIELD_NUMBER: _ClassVar[int]
     NUM_QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_QUEUED_BY_DIGEST_FIELD_NUMBER: _ClassVar[int]
     workers: _containers.RepeatedCompositeFieldContainer[KnownWorker]
     num_queued: int
     num_queued_tokens: int
-    def __init__(self, workers: _Optional[_Iterable[_Union[KnownWorker, _Mapping]]] = ..., num_queued: _Optional[int] = ..., num_queued_tokens: _Optional[int] = ...) -> None: ...
+    num_queued_by_digest: _containers.ScalarMap[str, int]
+    def __init__(self, workers: _Optional[_Iterable[_Union[KnownWorker, _Mapping]]] = ..., num_queued: _Optional[int] = ..., num_queued_tokens: _Optional[int] = ..., num_queued_by_digest: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class KnownWorker(_message.Message):
     __slots__ = ("info", "load", "is_usable")

@@ -38,7 +38,7 @@ async def test_routers_without_an_address_or_an_answer_are_waited_for() -> None:
 
 
 def told(*workers: tuple[str, str, bool], num_queued: int = 0) -> control_pb2.WorkersResponse:
-    response = control_pb2.WorkersResponse(num_queued=num_queued)
+    response = control_pb2.WorkersResponse(num_queued_by_digest={"ab": num_queued})
     for name, digest, is_usable in workers:
         info = worker_pb2.WorkerInfo(
             worker_id=name, content_digest=digest, role=worker_pb2.ROLE_DECODE
@@ -58,3 +58,4 @@ def test_what_several_routers_tell_is_put_together_by_revision() -> None:
     }
     assert names == {"ab": ["d0", "d1"], "cd": ["e0"]}
     assert revisions["ab"].decode.load == pytest.approx(1 / 0.8), "all queues count"
+    assert not revisions["cd"].decode.load, "what waits for one model moves no worker of another"
