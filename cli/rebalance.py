@@ -72,7 +72,7 @@ class Rebalancer:
     """`run` until cancelled."""
 
     def __init__(self, config: RebalanceConfig) -> None:
-        registry = CollectorRegistry()
+        registry = self.registry = CollectorRegistry()
         names.SERVICE_INFO.gauge(registry).labels("rebalance", __version__).set(1)
         self._pressure = names.REBALANCE_PRESSURE.gauge(registry)
         self._calls = RouterCalls(config.router, config.secret, config.tls)

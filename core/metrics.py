@@ -276,7 +276,9 @@ ROUTER_WORKERS_EJECTED = Metric(
     "gauge", "paceline_router_workers_ejected", "Workers left alone, as they fail what they get."
 )
 ROUTER_RETRIES_REFUSED = Metric(
-    "counter", "paceline_router_retries_refused_total", "Failures that were final, as the budget of retries was used up."
+    "counter",
+    "paceline_router_retries_refused_total",
+    "Failures that were final, as the budget of retries was used up.",
 )
 ROUTER_TTFT_SECONDS = Metric(
     "histogram",

@@ -12,6 +12,7 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.observability.metrics_page import with_table
+from paceline.cli.rebalance import RebalanceConfig, Rebalancer
 from paceline.core import metrics as names
 from paceline.core.metric_labels import LABELS
 from paceline.engine.messages import Load
@@ -50,6 +51,7 @@ def registries() -> dict[str, CollectorRegistry]:
         "gateway": GatewayMetrics().registry,
         "router": RouterMetrics().registry,
         "worker": worker.registry,
+        "rebalance": Rebalancer(RebalanceConfig(secret="s" * 16)).registry,
     }
 
 
