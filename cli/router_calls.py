@@ -100,9 +100,10 @@ class RouterCalls:
         async with self._connect(address) as connection:
             call = _stub(connection).ChangeRole(request, metadata=self._token())
             try:
-                yield await _first(call)
-                async for state in call:
+                state = await _first(call)
+                while isinstance(state, worker_pb2.RoleState):
                     yield state
+                    state = await call.read()
             except grpc.aio.AioRpcError as failure:
                 raise error_of(failure) from None
             finally:

@@ -161,7 +161,8 @@ async def order(
         return seen
 
     calls.known_workers = look_together  # type: ignore[method-assign]
-    await change(RoleConfig(worker=worker, role=role, router=routers, secret=SECRET), calls)
+    config = RoleConfig(worker=worker, role=role, wait=True, router=routers, secret=SECRET)
+    await change(config, calls)
 
 
 async def test_two_commands_at_once_leave_one_that_decodes(store: RedisServer) -> None:
