@@ -1,9 +1,9 @@
 """Huge pages for a pool: where it is mapped, and how it comes to lie on them while it is used.
 
 Attention that reads KV from 4 KiB pages waits for address translation: it takes a fifteenth to a
-quarter longer (docs/performance.md). Files in memory are seldom given others, but Linux 6.1 and later
-gather them in place for whoever asks by MADV_COLLAPSE, in 1.6 s of CPU time a GiB. Readers and
-writers in other processes go on meanwhile; no page is added that was not there.
+quarter longer (docs/performance.md). Files in memory are seldom given others, but Linux 6.1 and
+later gather them in place for whoever asks by MADV_COLLAPSE, in 1.6 s of CPU time a GiB. Readers
+and writers in other processes go on meanwhile; no page is added that was not there.
 """
 
 import ctypes
