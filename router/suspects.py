@@ -3,11 +3,11 @@
 A death speaks against all requests that the worker held: one of them may have killed it, or none.
 Who gets on elsewhere – some tokens more, or its end – is innocent of all deaths before. Who does
 not, and is there when a second worker dies, is the cause, unless another request shared both
-deaths, or as many workers died meanwhile that never had it: then each such request is tried by
-itself, so that the next death tells. The cause is refused, and so is what equals it (same tenant
-and prompt) for a while: a client that sends it again shall not cost two workers more. Equal
-requests, and choices that run apart, may be on several workers at once: when these die together,
-that counts as one death.
+deaths, or as many workers died meanwhile without need of it: then each such request is tried by
+itself, so that the next death tells; that all others get on tells nothing, since nobody may have
+been the cause. The cause is refused, and so is what equals it (same tenant and prompt) for a
+while: a client that sends it again shall not cost two workers more. Equal requests, and choices
+that run apart, may be on several workers at once: when these die together, that is one death.
 """
 
 import asyncio
@@ -55,6 +55,8 @@ class Suspects:
         self.quarantine = Quarantine()
         self._deaths: OrderedDict[bytes, dict[WorkerLife, Run]] = OrderedDict()
         self._lost: OrderedDict[WorkerLife, float] = OrderedDict()  # whatever ran there
+        # Of whom it was not clear: that others are acquitted meanwhile makes it no clearer.
+        self._unclear: OrderedDict[bytes, frozenset[WorkerLife]] = OrderedDict()
         self._trial = asyncio.Lock()
 
     def note(
@@ -82,6 +84,7 @@ class Suspects:
         """It got on."""
         if self._deaths:
             self._deaths.pop(fingerprint(request), None)
+            self._unclear.pop(fingerprint(request), None)
 
     async def judge(self, request: Request) -> None:
         """Raises RequestQuarantined if workers died of it; waits until that can be known."""
@@ -139,9 +142,15 @@ class Suspects:
     def _decide(self, request: Request) -> None:
         killed = self._killed(request)
         num_killed = self._num_in_turn(request, killed)
-        is_clear = num_killed >= NUM_KILLED and not self._shared(request, killed)
-        if is_clear and num_killed > self._num_elsewhere(request, killed):
-            self._catch(request, killed)
+        if num_killed >= NUM_KILLED:
+            name = fingerprint(request)
+            is_alone = num_killed > self._num_died(request, killed) - num_killed
+            if is_alone and not self._shared(request, killed) and killed != self._unclear.get(name):
+                self._catch(request, killed)
+            else:
+                self._unclear[name] = killed
+                while len(self._unclear) > MAX_REMEMBERED:
+                    self._unclear.popitem(last=False)
         self.quarantine.check(request)
 
     def _num_in_turn(self, request: Request, lives: Iterable[WorkerLife]) -> int:
@@ -153,11 +162,11 @@ class Suspects:
                 count, ended = count + 1, died
         return count
 
-    def _num_elsewhere(self, request: Request, killed: frozenset[WorkerLife]) -> int:
-        """Workers that died meanwhile without it."""
+    def _num_died(self, request: Request, killed: frozenset[WorkerLife]) -> int:
+        """Workers, meanwhile, with it or without it; of some it may not be known yet."""
         since = min(self._deaths[fingerprint(request)][life][1] for life in killed) - ALIBI_S
-        others = (life for life, at in self._lost.items() if at >= since and life not in killed)
-        return sum(self._fate(life) is True for life in others)
+        meanwhile = {life for life, at in self._lost.items() if at >= since} | killed
+        return sum(self._fate(life) is not False for life in meanwhile)
 
     def _shared(self, request: Request, killed: frozenset[WorkerLife]) -> bool:
         """Another request was there each time."""
