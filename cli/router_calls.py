@@ -41,6 +41,8 @@ class RouterCalls:
         async for address in self._addresses():
             try:
                 return await self.workers_of(address)
+            except Unavailable as error:
+                failure = Unavailable(f"router {address.endpoint}: {error.message}")
             except PacelineError as error:
                 failure = error
         raise failure

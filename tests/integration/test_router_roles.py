@@ -18,6 +18,7 @@ from tests.support.fake_worker import DIGEST, SECRET
 from tests.support.redis_server import RedisServer, redis_server
 from tests.support.router_bench import Bench, router_bench
 from tests.support.waits import until
+from tests.support.workers import free_port
 
 PREFILL, DECODE, BOTH = worker_pb2.ROLE_PREFILL, worker_pb2.ROLE_DECODE, worker_pb2.ROLE_BOTH
 
@@ -195,3 +196,9 @@ async def test_a_router_that_does_not_know_the_worker_is_passed_over(store: Redi
             await bench.add("d0")
             await order(bench, "d0", "both", newer.router.port)
             await until(lambda: role_of(bench, "d0") == BOTH)
+
+
+async def test_a_router_that_is_not_there_is_named() -> None:
+    endpoint = f"127.0.0.1:{free_port()}"
+    with pytest.raises(Unavailable, match=f"router {endpoint}: the peer does not answer"):
+        await RouterCalls((endpoint,), SECRET, PLAIN).known_workers()
