@@ -30,7 +30,7 @@ class Command:
 
 COMMANDS = {
     "up": Command(
-        "start a whole deployment on this machine and keep it up until Ctrl-C",
+        "start a whole deployment on this machine, until Ctrl-C",
         "paceline.cli.up:UpConfig",
         "paceline.cli.up:run",
     ),
@@ -55,12 +55,12 @@ COMMANDS = {
         "paceline.decode_service.main:run",
     ),
     "explain": Command(
-        "print the last decisions of the routers, with the terms of their costs",
+        "print the routers' last decisions, with the terms of their costs",
         "paceline.cli.explain:ExplainConfig",
         "paceline.cli.explain:run",
     ),
     "role": Command(
-        "show what workers do, or let one prefill, decode or both while it serves",
+        "show what workers do, or change what one does while it serves",
         "paceline.cli.role:RoleConfig",
         "paceline.cli.role:run",
     ),
@@ -75,12 +75,12 @@ COMMANDS = {
         "paceline.cli.top:run",
     ),
     "links": Command(
-        "show the links between workers: transport, speed, self-test, what is wrong",
+        "show the links between workers: transport, speed, self-test, state",
         "paceline.cli.links:LinksConfig",
         "paceline.cli.links:run",
     ),
     "sim": Command(
-        "replay a trace on simulated workers: aggregated, or how many prefill and decode?",
+        "replay a trace on simulated workers: how many of each role",
         "paceline.sim.main:SimConfig",
         "paceline.sim.main:run",
     ),
@@ -99,8 +99,9 @@ Serves large language models with prefill and decode on separate workers.
 Commands:
 {commands}
 
-`paceline COMMAND --help` lists the settings of a command. Each can also come from the environment:
-`--queue-limit 8` of the router is PACELINE_ROUTER_QUEUE_LIMIT=8; the command line wins.
+`paceline COMMAND --help` lists the settings of a command. Each can also come
+from the environment: `--queue-limit 8` of the router is
+PACELINE_ROUTER_QUEUE_LIMIT=8; the command line wins.
 
 Start here, on one machine, no GPU needed:
   paceline up --model "$(paceline demo-model)"

@@ -42,7 +42,8 @@ class TopConfig:
 
     def __post_init__(self) -> None:
         fits = 1 <= len(self.urls) <= MAX_URLS
-        ConfigError.check("urls", len(self.urls), fits, f"name 1 to {MAX_URLS}, by commas")
+        reason = f"name 1 to {MAX_URLS} addresses, split by commas"
+        ConfigError.check("urls", ",".join(self.urls), fits, reason)
         for url in self.urls:
             ConfigError.check("urls", url, is_http(url), "must be of the form http://host:port")
         fits = 0.1 <= self.interval_s <= 3600

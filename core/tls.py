@@ -27,7 +27,7 @@ _check = ConfigError.check
 
 @dataclass(frozen=True, slots=True)
 class TlsConfig:
-    """Encryption between services, the same for all of a deployment; without certificates none."""
+    """Encryption between services, one for all; none without certificates."""
 
     env_prefix: ClassVar[str] = "PACELINE_TLS_"
 

@@ -44,7 +44,7 @@ class SimConfig:
         for name in ("requests", "workers"):
             _check(name, getattr(self, name), getattr(self, name) >= 1, "must be at least 1")
         fit = all(0 <= count < self.workers for count in self.num_prefill)
-        _check("prefill", self.prefill, fit, "must leave a worker that decodes")
+        _check("prefill", self.prefill, fit, f"each must lie between 0 and {self.workers - 1}")
         _check("time_scale", self.time_scale, self.time_scale >= 0, "must not be negative")
         _check("noise", self.noise, 0 <= self.noise < 1, "must lie between 0 and 1")
         _check("share", self.share, 0 < self.share <= 1, "must lie between 0 and 1")
