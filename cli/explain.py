@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import grpc
 
-from paceline.cli.router_calls import check_routers
+from paceline.cli.router_calls import check_routers, of_router
 from paceline.core.config import check_secret, setting
 from paceline.core.errors import ConfigError, PacelineError, Unavailable
 from paceline.core.tls import PLAIN, TlsConfig
@@ -60,9 +60,9 @@ def run(config: ExplainConfig) -> int:
     told = asyncio.run(ask_all(config))
     failures = [one for one in told if one.failure is not None]
     if len(failures) == len(told) and failures[0].failure is not None:
-        raise failures[0].failure
+        raise of_router(name_of(failures[0].router), failures[0].failure)
     for one in failures:
-        print(f"paceline: {name_of(one.router)}: {one.failure}", file=sys.stderr)
+        print(f"paceline: router {name_of(one.router)}: {one.failure}", file=sys.stderr)
     decided = [(decision, one.router) for one in told for decision in one.decisions]
     decided.sort(key=lambda pair: pair[0].unix_ms)
     for decision, router in decided[-config.last :]:
@@ -119,15 +119,21 @@ def lines_of(decision: control_pb2.Decision) -> Iterator[str]:
     """The plan, then who was considered for it; `*`: who was taken."""
     clock = time.strftime("%H:%M:%S", time.localtime(decision.unix_ms / 1000))
     tokens = f"{decision.num_tokens} tokens, {decision.num_remaining} to come"
-    taken = {decision.prefill_worker, decision.decode_worker}
     yield (
         f"{clock} {decision.request_id} attempt {decision.attempt} of {decision.model}:"
         f" {plan_of(decision)} ({tokens})"
     )
     for worker in decision.considered:
-        mark = "*" if worker.worker_id in taken else " "
         role = "prefill" if worker.is_prefill else "decode"
+        mark = "*" if worker.worker_id == taken_of(decision, worker.is_prefill) else " "
         yield f"  {mark} {role:<7} {worker.worker_id}: {cost_of(worker)}"
+
+
+def taken_of(decision: control_pb2.Decision, is_prefill: bool) -> str:
+    """Of that side: who decodes here may have been looked at to prefill, too."""
+    return (
+        decision.prefill_worker if is_prefill else decision.decode_worker or decision.prefill_worker
+    )
 
 
 def quarantine_of(caught: control_pb2.QuarantinedRequest) -> str:

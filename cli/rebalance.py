@@ -18,7 +18,7 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from paceline import __version__
-from paceline.cli.router_calls import RouterCalls, check_routers
+from paceline.cli.router_calls import RouterCalls, check_routers, newest
 from paceline.core import logs
 from paceline.core import metrics as names
 from paceline.core.config import check_ports, check_positive, check_secret, setting
@@ -46,9 +46,11 @@ class RebalanceConfig:
     )
     host: str = setting("127.0.0.1", "Address that the probes listen on.")
     probe_port: int = setting(9301, "HTTP port of /livez, /readyz and /metrics; 0: a free one.")
-    prefill_s: float = setting(1.0, "Prompts ahead of a prefill worker that are too many, in time.")
+    prefill_s: float = setting(
+        1.0, "Seconds of prompts ahead of a prefill worker that are too much."
+    )
     decode_share: float = setting(0.8, "Share of the pages of decode in use that is too much.")
-    hold_s: float = setting(15.0, "How long one must have too much, and the other enough to spare.")
+    hold_s: float = setting(15.0, "How long a role must have too much, the other some to spare.")
     cool_down_s: float = setting(60.0, "Least time between two changes of roles.")
     interval_s: float = setting(1.0, "Time between two looks.")
     secret: str = setting("", "The deployment's secret, which opens the routers.", secret=True)
@@ -78,7 +80,7 @@ class Rebalancer:
         self._calls = RouterCalls(config.router, config.secret, config.tls)
         self._config = config
         self._balance = RoleBalance(config.wanted)
-        self._is_told = False
+        self._is_told: bool | None = None  # before the first look
         self.probes = ProbeServer(config.host, config.probe_port, self.reasons, registry)
 
     def reasons(self) -> list[str]:
@@ -92,12 +94,24 @@ class Rebalancer:
     async def look(self) -> None:
         """Once; changes a role if it is time."""
         told = await self._calls.workers_of_all()
-        self._is_told = bool(told)
+        if bool(told) is not self._is_told:
+            self._is_told = bool(told)
+            await self._say(told)
         revisions = revisions_of(told, self._config.wanted)
         self._report(revisions.values())
         flip = self._balance.look(revisions, asyncio.get_running_loop().time())
         if flip is not None:
             await self._make(flip)
+
+    async def _say(self, told: list[control_pb2.WorkersResponse]) -> None:
+        """That routers tell now, or why none does."""
+        if told:
+            log.info("routers answer", num_routers=len(told), num_workers=len(newest(told)))
+            return
+        try:
+            await self._calls.workers()
+        except PacelineError as error:
+            log.warning("no router answers", why=error.message)
 
     def _report(self, revisions: Collection[Sides]) -> None:
         """Of the revision that has it worst."""

@@ -32,9 +32,11 @@ class RoleConfig:
     role: str = setting("", "prefill, decode, or both.", positional=True)
     wait: bool = setting(False, "Return only when nothing of its old role runs there any more.")
     drain_s: float = setting(
-        0.0, "What runs that long goes on elsewhere then; 0: the worker's own drain_timeout_s."
+        0.0,
+        "What still runs of its old role after that goes on elsewhere; 0: the worker's own"
+        " drain_timeout_s.",
     )
-    force: bool = setting(False, "Even if no other worker is left that decodes its model.")
+    force: bool = setting(False, "Also where no other worker decodes its model.")
     router: tuple[str, ...] = setting(
         ("127.0.0.1:9100",),
         "gRPC addresses of routers, host:port, as the gateway has them; one that answers.",
@@ -88,7 +90,10 @@ async def change(config: RoleConfig, calls: RouterCalls) -> None:
             return
         if state.num_leaving != num_leaving:
             num_leaving = state.num_leaving
-            print(f"{config.worker}: {num_leaving} requests of its old role still run")
+            runs = "request of its old role still runs"
+            if num_leaving != 1:
+                runs = "requests of its old role still run"
+            print(f"{config.worker}: {num_leaving} {runs}")
         if not config.wait:
             return
 

@@ -23,7 +23,8 @@ def check_routers(routers: Sequence[str]) -> None:
     """Raises ConfigError unless they are addresses."""
     ConfigError.check("router", routers, bool(routers), "must name one at least")
     for endpoint in routers:
-        is_one = re.fullmatch(r".+:\d{1,5}", endpoint) is not None
+        parts = re.fullmatch(r".+:(\d{1,5})", endpoint)
+        is_one = parts is not None and int(parts[1]) < 65536
         ConfigError.check("router", endpoint, is_one, "must be host:port")
 
 
@@ -36,15 +37,13 @@ class RouterCalls:
         self._tls = tls
 
     async def workers(self) -> control_pb2.WorkersResponse:
-        """Of one router. Raises what the last one answered when none tells."""
+        """Of one router. Raises what the last one answered, with its name, when none tells."""
         failure: PacelineError = Unavailable("no router was found")
         async for address in self._addresses():
             try:
                 return await self.workers_of(address)
-            except Unavailable as error:
-                failure = Unavailable(f"router {address.endpoint}: {error.message}")
             except PacelineError as error:
-                failure = error
+                failure = of_router(address.endpoint, error)
         raise failure
 
     async def workers_of_all(self) -> list[control_pb2.WorkersResponse]:
@@ -143,6 +142,11 @@ async def _first(call: grpc.aio.UnaryStreamCall[Any, Any]) -> worker_pb2.RoleSta
     if not isinstance(state, worker_pb2.RoleState):
         raise Unavailable("the worker ended the call early")
     return state
+
+
+def of_router(name: str, error: PacelineError) -> PacelineError:
+    """For an operator, who may have named several."""
+    return type(error).relayed(f"router {name}: {error.message}", field=error.field)
 
 
 def newest(told: Sequence[control_pb2.WorkersResponse]) -> list[control_pb2.KnownWorker]:

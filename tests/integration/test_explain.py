@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from paceline.cli import main as cli
-from paceline.cli.explain import cost_of
+from paceline.cli.explain import cost_of, lines_of
 from paceline.router.decision_log import MAX_DECISIONS
 from paceline.rpc import channel
 from paceline.v1 import control_pb2, control_pb2_grpc
@@ -98,6 +98,13 @@ def test_terms_that_round_to_0_are_left_out() -> None:
     assert cost_of(worker) == "uncached 0 + running 33 = 33, 0 cached"
 
 
+def test_a_worker_that_can_do_both_is_marked_where_it_was_taken() -> None:
+    decision = control_pb2.Decision(prefill_worker="b0", decode_worker="d0")
+    for name, is_prefill in (("b0", True), ("d0", False), ("b0", False)):
+        decision.considered.add(worker_id=name, is_prefill=is_prefill)
+    assert [line[2] for line in list(lines_of(decision))[1:]] == ["*", "*", " "]
+
+
 async def test_all_routers_are_asked_and_their_decisions_are_put_in_order(
     store: RedisServer, explain: Explain
 ) -> None:
@@ -116,7 +123,7 @@ async def test_all_routers_are_asked_and_their_decisions_are_put_in_order(
         assert [head.split()[1] for head in heads] == ["turn-1", "turn-2", "turn-3"]
         assert heads[1].endswith(f" by 127.0.0.1:{ports[0]}")
         assert heads[2].endswith(f" by localhost:{ports[1]} (127.0.0.1:{ports[1]})")
-        assert f"paceline: {gone}: " in explain.error
+        assert f"paceline: router {gone}: " in explain.error
         assert await explain.of(gone) == 1
 
 
@@ -128,7 +135,9 @@ async def test_outsiders_are_told_nothing(
         await bench.add("d0")
         (await (await bench.client()).generate()).check(8)
         assert await explain(bench) == 1
-        assert not explain.lines and "paceline: the caller has another secret\n" in explain.error
+        name = f"router 127.0.0.1:{bench.router.port}"
+        assert not explain.lines
+        assert f"paceline: {name}: the caller has another secret\n" in explain.error
         async with channel.connect(f"127.0.0.1:{bench.router.port}") as connection:
             stub = control_pb2_grpc.RouterServiceStub(connection)
             with pytest.raises(grpc.aio.AioRpcError) as refused:

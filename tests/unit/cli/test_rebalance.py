@@ -1,6 +1,7 @@
 """What `paceline rebalance` makes of what routers tell, or do not tell."""
 
 import pytest
+from structlog.testing import capture_logs
 
 from paceline.cli.rebalance import RebalanceConfig, Rebalancer, revisions_of
 from paceline.core.config import parse
@@ -33,8 +34,12 @@ def test_a_wrong_setting_is_named_with_its_value(arguments: tuple[str, ...], sai
 async def test_routers_without_an_address_or_an_answer_are_waited_for() -> None:
     config = parsed(f"--router=no-such-host.invalid:9100,127.0.0.1:{free_port()}")
     rebalancer = Rebalancer(config)
-    await rebalancer.look()
+    with capture_logs() as logs:
+        await rebalancer.look()
+        await rebalancer.look()
     assert rebalancer.reasons() == ["no router answers"]
+    (told,) = logs
+    assert told["event"] == "no router answers" and "the peer does not answer" in told["why"]
 
 
 def told(*workers: tuple[str, str, bool], num_queued: int = 0) -> control_pb2.WorkersResponse:

@@ -28,6 +28,7 @@ def test_worker_and_role_need_no_names_and_wait_needs_no_value() -> None:
         (("decode-0", "encode"), "role='encode': must be prefill, decode or both"),
         (("decode-0", "both", "--drain-s", "-1"), "drain_s=-1.0: must lie between"),
         (("decode-0", "both", "--router", "here"), "router='here': must be host:port"),
+        (("decode-0", "both", "--router", "h:99999"), "router='h:99999': must be host:port"),
     ],
 )
 def test_a_wrong_one_is_named_with_its_value(arguments: tuple[str, ...], said: str) -> None:
