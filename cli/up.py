@@ -211,6 +211,7 @@ def welcome(cluster: Cluster, config: UpConfig, page_url: str, took_s: float) ->
     lines += [curl(cluster.base_url, config.model), "", f"  status   {page_url}"]
     for name, url in cluster.urls.items():
         lines.append(f"  metrics  {url}/metrics  ({name})")
+    lines += [f"  requests {url}/debug/requests" for url in cluster.operator_urls]
     lines += [f"  gRPC     {cluster.grpc_endpoint}", f"  logs     {cluster.run_dir}/*.log"]
     us = own_command()
     lines += [f"  live     {us} top --urls {','.join(map(str, cluster.urls.values()))}"]
