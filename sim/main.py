@@ -40,6 +40,7 @@ class SimConfig:
     share: float = setting(0.9, "Of requests that have to get what was promised.")
 
     def __post_init__(self) -> None:
+        _check("trace", self.trace, bool(self.trace), "name a file; benchmarks/traces/ has one")
         _check("trace", self.trace, Path(self.trace).is_file(), "is no file")
         for name in ("requests", "workers"):
             _check(name, getattr(self, name), getattr(self, name) >= 1, "must be at least 1")

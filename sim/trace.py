@@ -50,9 +50,10 @@ def parse_mooncake(lines: Iterable[str], num_requests: int | None = None) -> lis
                 float(raw["timestamp"]) / 1000, *tokens, tuple(map(int, raw["hash_ids"]))
             )
         except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError("trace", number + 1, f"line is no request: {error}") from None
+            raise ConfigError("trace", f"line {number + 1}", f"is no request: {error}") from None
         fits = all(0 < count <= MAX_TOKENS for count in tokens) and arrival.at_s >= 0
-        ConfigError.check("trace", number + 1, fits, "line holds a length or time without use")
+        where = f"line {number + 1}"
+        ConfigError.check("trace", where, fits, "holds a length or time without use")
         arrivals.append(arrival)
     return sorted(arrivals, key=lambda arrival: arrival.at_s)
 

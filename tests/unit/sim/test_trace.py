@@ -40,7 +40,7 @@ def test_a_line_is_a_request() -> None:
     ],
 )
 def test_a_line_that_is_none_is_refused_by_its_number(line: str) -> None:
-    with pytest.raises(ConfigError, match="trace=2: "):
+    with pytest.raises(ConfigError, match="trace='line 2': "):
         parse_mooncake([json.dumps(GOOD), line])
 
 
