@@ -12,10 +12,10 @@ import pytest
 from paceline.core.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
-    EngineFailure,
     InvalidRequest,
     KvUnavailable,
     ModelNotFound,
+    Unavailable,
 )
 from paceline.core.keys import chain_keys
 from paceline.core.pooling import Pooling
@@ -450,5 +450,5 @@ async def test_each_role_takes_its_own_commands(deployment: Workers) -> None:
         ticket = make_ticket(request, pair.prefill.info, pair.decode.info)
         wrong = await pair.decode.prefill(request, ticket).until_ended(5)
         also = await pair.prefill.reserve(request).until_ended(5)
-    assert isinstance(wrong.error, EngineFailure)
-    assert isinstance(also.error, EngineFailure)
+    assert isinstance(wrong.error, Unavailable)
+    assert isinstance(also.error, Unavailable)
