@@ -84,6 +84,11 @@ COMMANDS = {
         "paceline.sim.main:SimConfig",
         "paceline.sim.main:run",
     ),
+    "bench": Command(
+        "send the same trace to a live deployment: times, failures, hit rate",
+        "paceline.sim.bench:BenchConfig",
+        "paceline.sim.bench:run",
+    ),
     "demo-model": Command(
         "fetch and convert the demo model once; prints its folder",
         "paceline.cli.demo_model:DemoModelConfig",

@@ -1,7 +1,6 @@
 """`paceline sim`: should I disaggregate, and with how many of each?"""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import ClassVar
 
 from rich.console import Console
@@ -12,9 +11,9 @@ from paceline.core.errors import ConfigError
 from paceline.router.placement import Placer
 from paceline.sim.cluster import Load, Setup, replay
 from paceline.sim.goodput import Summary, goodput, summarise
+from paceline.sim.load import Sessions, arrivals_of, check_load
 from paceline.sim.profile import H200_LLAMA_8B
 from paceline.sim.slo import Slo
-from paceline.sim.trace import read_mooncake
 
 _check = ConfigError.check
 
@@ -26,7 +25,7 @@ class SimConfig:
     env_prefix: ClassVar[str] = "PACELINE_SIM_"
 
     trace: str = setting("", "File in the Mooncake format, .xz or plain.")
-    requests: int = setting(2000, "How many of its requests, from the first on.")
+    requests: int = setting(2000, "How many requests of the load, from the first on.")
     workers: int = setting(8, "Workers in all.")
     prefill: str = setting("0,2,3,4", "How many of them prefill only: a row for each number.")
     time_scale: float = setting(
@@ -38,10 +37,10 @@ class SimConfig:
     ttft_token_s: float = setting(1e-4, "… and this for each token of the prompt.")
     itl_s: float = setting(0.040, "Promised time between tokens, on average, in seconds.")
     share: float = setting(0.9, "Of requests that have to get what was promised.")
+    synthetic: Sessions = Sessions()
 
     def __post_init__(self) -> None:
-        _check("trace", self.trace, bool(self.trace), "name a file; benchmarks/traces/ has one")
-        _check("trace", self.trace, Path(self.trace).is_file(), "is no file")
+        check_load(self.trace, self.synthetic)
         for name in ("requests", "workers"):
             _check(name, getattr(self, name), getattr(self, name) >= 1, "must be at least 1")
         fit = all(0 <= count < self.workers for count in self.num_prefill)
@@ -93,8 +92,7 @@ _TIMES = ("TTFT p50", "TTFT p99", "ITL p50", "ITL p99")
 
 def rows(config: SimConfig) -> list[Row]:
     """One a fleet. Deterministic."""
-    load = Load(read_mooncake(Path(config.trace), config.requests))
-    _check("trace", config.trace, bool(load.arrivals), "holds no request")
+    load = Load(arrivals_of(config.trace, config.synthetic, config.requests, config.seed))
     span_s = max(load.arrivals[-1].at_s, 1e-3)
     time_scale, guess, found = config.time_scale, 2.0, []
     for num_prefill in config.num_prefill:
