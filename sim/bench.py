@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.core.config import check_positive, setting
-from paceline.core.errors import ConfigError
+from paceline.core.errors import ConfigError, shown
 from paceline.sim.http_stream import Server
 from paceline.sim.live import Answered, Target, drive, find_target
 from paceline.sim.load import Sessions, arrivals_of, check_load
@@ -94,6 +94,9 @@ def run(config: BenchConfig) -> int:
         asyncio.run(measure(config, found))
     except KeyboardInterrupt:
         is_interrupted = True
+    if told := next((one for one in found.answers if one.message), None):
+        text = shown(told.message, 300)
+        print(f"paceline: the first failure: {told.failure}: {text}", file=sys.stderr)
     figures = figures_of(found, config.slo)
     if config.json:
         print(orjson.dumps(figures).decode())

@@ -62,3 +62,13 @@ async def events(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
                 yield line[5:].strip()
         if len(rest) > MAX_PIECE_BYTES:
             raise ValueError("a line without an end")
+
+
+async def read_all(pieces: AsyncIterator[bytes]) -> bytes:
+    """A short answer in one piece."""
+    found = b""
+    async for piece in pieces:
+        found += piece
+        if len(found) > MAX_PIECE_BYTES:
+            raise ValueError("an answer without an end")
+    return found

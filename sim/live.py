@@ -8,12 +8,10 @@ from dataclasses import dataclass, field
 import orjson
 
 from paceline.core.errors import ConfigError
-from paceline.sim.http_stream import BROKEN, Server, events
+from paceline.sim.http_stream import BROKEN, Server, events, read_all
 from paceline.sim.prompts import Prompts
 from paceline.sim.slo import Slo
 from paceline.sim.trace import Arrival
-
-MAX_LIST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +34,16 @@ class Answered:
     num_output_tokens: int = 0
     num_cached: int = 0
     failure: str = "unfinished"  # or a status, a code, what happened; empty: none
+    message: str = ""  # of the server, about the failure
 
 
 async def find_target(server: Server, model: str, timeout_s: float, key_file: str = "") -> Target:
     """Raises ConfigError unless the server is there, lets us in and has the model; empty: its only
     one."""
-    listed = b""
     try:
         async with asyncio.timeout(min(10.0, timeout_s)), server.exchange("/v1/models") as got:
             status, pieces = got
-            async for piece in pieces:
-                listed = (listed + piece)[:MAX_LIST_BYTES]
+            listed = await read_all(pieces)
         refused = status in (401, 403)
         ConfigError.check("api_key_file", key_file, not refused, f"the server answers {status}")
         ConfigError.check("url", server.url, status == 200, f"/v1/models answers {status}")
@@ -87,6 +84,7 @@ async def send(target: Target, body: bytes, answered: Answered, due_s: float) ->
         ):
             if status != 200:
                 answered.failure = str(status)
+                _take_error(answered, orjson.loads(await read_all(pieces)))
                 return
             last_s = float("inf")
             async for event in events(pieces):
@@ -95,8 +93,11 @@ async def send(target: Target, body: bytes, answered: Answered, due_s: float) ->
                     answered.failure = ""
                     return
                 content = orjson.loads(event)
+                if not isinstance(content, dict):
+                    raise ValueError("an event that is no object")
                 if "error" in content:
-                    answered.failure = str(content["error"].get("code") or "error")
+                    answered.failure = "error"
+                    _take_error(answered, content)
                     return
                 if _take(answered, content):
                     if answered.ttft_s < now_s:
@@ -107,8 +108,18 @@ async def send(target: Target, body: bytes, answered: Answered, due_s: float) ->
     except TimeoutError:
         answered.failure = "timeout"
     except BROKEN as error:
+        if answered.failure != "unfinished":
+            return  # a status whose body is not read
         is_lost = answered.num_output_tokens or not isinstance(error, OSError)
         answered.failure = "cut off" if is_lost else "no connection"
+
+
+def _take_error(answered: Answered, content: object) -> None:
+    match content:
+        case {"error": {"message": str(message), "code": code}}:
+            answered.message = message
+            if answered.failure == "error" and code:
+                answered.failure = str(code)
 
 
 def _take(answered: Answered, event: dict[str, object]) -> bool:

@@ -110,6 +110,7 @@ async def test_a_trace_is_sent_and_counted(tmp_path: Path, trace: Path) -> None:
         code == 0 and "1 of 5 requests skipped: mock takes 256 tokens, the longest has 5008" in err
     )
     assert "4 of 4 sent: 2 done, 0 running, 2 failed" in err
+    assert "the first failure: 429: 'no'" in err
     assert max(map(len, shown.splitlines())) <= 80
     rows = dict(re.split(r"  +", row.strip(), maxsplit=1) for row in shown.splitlines())
     assert (rows["requests"], rows["failed"], rows["skipped"]) == ("4", "2", "1")
