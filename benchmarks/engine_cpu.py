@@ -25,12 +25,12 @@ from benchmarks.common import Options, publish, run_in, show
 from benchmarks.deployment import demo_model, deployment
 from benchmarks.floors import LlamaWork, Machine
 from benchmarks.footprint import resident_bytes
-from benchmarks.host_pool import host_pool
 from benchmarks.peer import peer_figures
 from paceline.core.sampling import SamplingParams
 from paceline.engine.config import EngineConfig
 from paceline.engine.engine import Engine
 from paceline.engine.messages import Cancel, Emission, Ended, Event, RequestSpec, Submit
+from paceline.engine.pools import allocate_pools, pool_memory
 from paceline.kernels import native
 from paceline.models.loader import load_model
 from paceline.worker.config import StepSettings
@@ -56,8 +56,9 @@ class Bench:
             max_running=defaults.max_running,
             step_time_ms=defaults.step_time_ms,
         )
-        pool = host_pool(loaded, POOL_MIB << 20)
-        self.engine = Engine(loaded, config, pool.tensors, pool.memory)
+        num_pages = (POOL_MIB << 20) // loaded.layout.page.page_bytes
+        pools = allocate_pools(loaded.layout, num_pages, "cpu")
+        self.engine = Engine(loaded, config, pools, pool_memory(pools[0]))
         self._vocab_size = loaded.vocab_size
         self._chance = random.Random(3)
         self._num_slots = 0

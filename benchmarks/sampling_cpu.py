@@ -20,11 +20,11 @@ import torch
 
 from benchmarks.common import Options, publish, run_in, show
 from benchmarks.deployment import demo_model
-from benchmarks.host_pool import host_pool
 from paceline.core.sampling import LogitsProcessorCall, SamplingParams
 from paceline.engine.config import EngineConfig
 from paceline.engine.engine import Engine
 from paceline.engine.messages import Cancel, Emission, RequestSpec, Submit
+from paceline.engine.pools import allocate_pools, pool_memory
 from paceline.models.base import ForwardBatch, Model
 from paceline.models.loader import load_model
 from paceline.worker.rank_program import rank_environment
@@ -75,8 +75,9 @@ class TimedModel:
 class Bench:
     def __init__(self, folder: Path) -> None:
         self._model = TimedModel(load_model(folder, "cpu", "float32").model)
-        pool = host_pool(self._model, POOL_MIB << 20)
-        self._engine = Engine(self._model, EngineConfig(), pool.tensors, pool.memory)
+        num_pages = (POOL_MIB << 20) // self._model.layout.groups[0].page_bytes
+        pools = allocate_pools(self._model.layout, num_pages, "cpu")
+        self._engine = Engine(self._model, EngineConfig(), pools, pool_memory(pools[0]))
         chance = random.Random(5)
         self._prompts = [
             [chance.randrange(300, 40_000) for _ in range(PROMPT_TOKENS)] for _ in range(BATCH)

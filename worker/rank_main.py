@@ -30,7 +30,6 @@ from paceline.engine.messages import PoolCall
 from paceline.engine.pools import PageSums
 from paceline.kv_transfer.base import DevicePool, TransportSettings
 from paceline.kv_transfer.copy_pace import CopyPace
-from paceline.kv_transfer.huge_pool import HugePages
 from paceline.models.loader import LoadedModel, load_model
 from paceline.worker.device import check_device
 from paceline.worker.device_room import room_for
@@ -325,8 +324,6 @@ def main() -> int:
     start(take_commands, context, config.command_address, engine, links, loop)
     gc.freeze()  # else a step waits 80 ms, now and then, while modules are looked through
     outbox.send(READY, describe(loaded, engine, pool, links))
-    if pool.memory is not None:
-        HugePages(pool.memory).start()  # by now, so that no start waits for it
     with torch.inference_mode():
         loop.run()
     return 0
