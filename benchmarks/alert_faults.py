@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.deployment import mock_model
+from benchmarks.deployment import mock_model, rebalancing
 from benchmarks.loadgen import Call, send
 from paceline.cli.cluster import Cluster, ClusterSpec
 from paceline.cli.roles import Settings
@@ -38,6 +38,7 @@ class Deployment:
     model: Path
     key_file: Path
     certificates: Mount
+    rebalance_port: int
     at_once: int = STEADY
     max_tokens: int = 12
     stopping: threading.Event = field(default_factory=threading.Event)
@@ -112,8 +113,9 @@ def deployed(folder: Path, routers: int = 1) -> Iterator[Deployment]:
                 model, routers=routers, settings=settings, environment=certificates.environment
             )
         ) as cluster,
+        rebalancing(cluster) as rebalance_port,
     ):
-        deployment = Deployment(cluster, model, key_file, certificates)
+        deployment = Deployment(cluster, model, key_file, certificates, rebalance_port)
         loader = threading.Thread(target=asyncio.run, args=(deployment.load(),))
         loader.start()
         try:

@@ -40,7 +40,7 @@ def measure(options: Options) -> dict[str, float]:
     with (
         tempfile.TemporaryDirectory(prefix="paceline-alerts-") as folder,
         deployed(Path(folder)) as deployment,
-        prometheus(deployment.cluster) as server,
+        prometheus(deployment.cluster, deployment.rebalance_port) as server,
     ):
         return watch(deployment, server, FAULTS[:NUM_QUICK] if options.quick else FAULTS)
 

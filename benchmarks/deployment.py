@@ -1,5 +1,8 @@
 """Deployments to measure, the models that they serve, and what their metrics say."""
 
+import os
+import subprocess
+import sys
 import tempfile
 import time
 import urllib.request
@@ -15,6 +18,7 @@ from tokenizers import AddedToken
 from benchmarks.word_tokenizer import word_tokenizer
 from paceline.cli.cluster import Cluster, ClusterSpec
 from paceline.cli.demo_model import DemoModelConfig, ensure
+from paceline.cli.ports import free_port
 from paceline.cli.roles import Settings
 from paceline.core import metrics as names
 from tests.support.mock_model import EOS_TOKEN_ID, write_mock_model
@@ -128,3 +132,21 @@ def settle(cluster: Cluster, timeout_s: float = 15.0) -> Left:
     while (left := left_in(cluster)) != NOTHING and time.monotonic() < deadline:
         time.sleep(0.25)
     return left
+
+
+@contextmanager
+def rebalancing(cluster: Cluster, **settings: object) -> Iterator[int]:
+    """`paceline rebalance` beside it; its probe port."""
+    port = free_port("127.0.0.1")
+    command = [sys.executable, "-P", "-m", "paceline.cli.main", "rebalance"]
+    command += [f"--router={cluster.router_endpoints}", f"--probe-port={port}"]
+    command += [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+    secret = {"PACELINE_REBALANCE_SECRET": cluster.secret}
+    process = subprocess.Popen(command, env={**os.environ, **cluster.spec.environment, **secret})
+    try:
+        yield port
+        process.terminate()
+        assert process.wait(timeout=20) == 0
+    finally:
+        process.kill()
+        process.wait()

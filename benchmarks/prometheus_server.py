@@ -8,7 +8,7 @@ import tempfile
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,14 +79,14 @@ def grafana_free(expression: str) -> str:
 
 
 @contextmanager
-def prometheus(cluster: Cluster) -> Iterator[Prometheus]:
-    """Scrapes all processes of `cluster`; keeps nothing."""
+def prometheus(cluster: Cluster, *ports: int) -> Iterator[Prometheus]:
+    """Scrapes all processes of `cluster`, and what else listens on `ports`; keeps nothing."""
     path = program()
     assert path is not None, "see `program`"
     with tempfile.TemporaryDirectory(prefix="paceline-prometheus-") as name:
         folder, address = Path(name), f"127.0.0.1:{free_port('127.0.0.1')}"
         (folder / "alerts.yaml").write_text(scaled(ALERTS.read_text()))
-        (folder / "prometheus.yaml").write_text(yaml.safe_dump(configuration(cluster)))
+        (folder / "prometheus.yaml").write_text(yaml.safe_dump(configuration(cluster, ports)))
         command = [path, f"--config.file={folder}/prometheus.yaml", f"--storage.tsdb.path={folder}"]
         command += [f"--web.listen-address={address}", "--log.level=error"]
         process = subprocess.Popen(command, cwd=folder)
@@ -99,8 +99,9 @@ def prometheus(cluster: Cluster) -> Iterator[Prometheus]:
             process.wait()
 
 
-def configuration(cluster: Cluster) -> dict[str, Any]:
+def configuration(cluster: Cluster, ports: Sequence[int]) -> dict[str, Any]:
     targets = [f"{url.host}:{url.port}" for url in cluster.urls.values()]
+    targets += [f"127.0.0.1:{port}" for port in ports]
     return {
         "global": {
             "scrape_interval": f"{SCRAPE_MS}ms",

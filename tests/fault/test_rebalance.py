@@ -1,26 +1,30 @@
 """`paceline rebalance` while the load shifts: workers follow it, once each way; nothing fails."""
 
 import asyncio
-import os
-import subprocess
-import sys
 from collections.abc import Awaitable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from pathlib import Path
 
 import pytest
 
-from benchmarks.deployment import NOTHING, deployment, mock_model, scrape, settle, total
+from benchmarks.deployment import (
+    NOTHING,
+    deployment,
+    mock_model,
+    rebalancing,
+    scrape,
+    settle,
+    total,
+)
 from benchmarks.loadgen import Call, send
 from paceline.cli.cluster import Cluster
 from paceline.core import metrics as names
 from tests.support.waits import until, wait_beside
-from tests.support.workers import free_port, probe
+from tests.support.workers import probe
 
 WORKERS = ("prefill-0", "prefill-1", "decode-0", "decode-1")
-SETTINGS = {"prefill-s": 1.5, "decode-share": 0.8, "hold-s": 3, "cool-down-s": 8, "interval-s": 0.5}
+SETTINGS = {"prefill_s": 1.5, "decode_share": 0.8, "hold_s": 3, "cool_down_s": 8, "interval_s": 0.5}
 SHIFT_S = 120.0
 STAYS_S = 20.0  # two times the pause after a change
 
@@ -31,23 +35,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 def model() -> Iterator[Path]:
     with mock_model(step_s=0.01, token_s=0.004) as folder:
         yield folder
-
-
-@contextmanager
-def rebalancing(cluster: Cluster) -> Iterator[int]:
-    """Its probe port."""
-    port = free_port()
-    command = [sys.executable, "-P", "-m", "paceline.cli.main", "rebalance"]
-    command += [f"--router={cluster.router_endpoints}", f"--probe-port={port}"]
-    command += [f"--{name}={value}" for name, value in SETTINGS.items()]
-    environment = {**os.environ, "PACELINE_REBALANCE_SECRET": cluster.secret}
-    process = subprocess.Popen(command, env=environment)
-    try:
-        yield port
-        process.terminate()
-        assert process.wait(timeout=20) == 0
-    finally:
-        process.kill()
 
 
 def changes(cluster: Cluster) -> dict[str, float]:
@@ -120,7 +107,7 @@ def test_workers_follow_the_load_and_do_not_flap(model: Path) -> None:
 
 
 async def shift(cluster: Cluster, model: Path) -> None:
-    with rebalancing(cluster) as port:
+    with rebalancing(cluster, **SETTINGS) as port:
         await until(lambda: not probe(port, "/readyz", 200), 60)
         long_prompts = Traffic(cluster, model, 6, num_prompt=400, max_tokens=2)
         there = {"prefill": 1.0, "decode": 0.0}
