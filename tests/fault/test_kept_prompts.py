@@ -14,6 +14,7 @@ from benchmarks.loadgen import send, send_all
 from paceline.cli.cluster import Cluster
 from paceline.core import metrics as names
 from tests.support.end_to_end import Alone, prompt, streaming
+from tests.support.soak_faults import recover
 from tests.support.waits import wait_beside
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -76,5 +77,5 @@ def test_a_live_prompt_outlasts_what_the_prefill_worker_computes_meanwhile(
     answer, again = asyncio.run(run())
     assert [answer.token_ids()] == Alone(model).answer(prompt(NUM_PROMPT), **sampling)
     assert again <= MAX_TOKENS + 32, "of the output so far, and a last block"
-    cluster.wait_ready()
+    recover(cluster)
     assert settle(cluster) == NOTHING

@@ -17,6 +17,7 @@ from paceline.cli.cluster import Cluster
 from paceline.core import metrics as names
 from tests.support.mock_model import write_mock_model
 from tests.support.processors import write_package
+from tests.support.soak_faults import recover
 from tests.support.waits import wait_beside
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -71,8 +72,7 @@ def test_dynamo_7930_json_that_is_continued_elsewhere_is_the_undisturbed_one(
 
     assert asyncio.run(disturbed()) == undisturbed.text()
     assert total(scrape(router), names.ROUTER_REPLANS) > replans
-    cluster.wait_ready()
-    cluster.wait_connected(2)
+    recover(cluster)
 
 
 @pytest.mark.parametrize("num_tokens", [0, 20])
@@ -97,8 +97,7 @@ def test_a_request_that_kills_ranks_is_refused_after_the_second(
     assert "workers died" in killer.error
     assert killer.status == (200 if num_tokens else 422)
     assert beside.token_ids() == expected.token_ids()
-    cluster.wait_ready()
-    cluster.wait_connected(2)
+    recover(cluster)
     lost = total(scrape(cluster.urls["router"]), names.ROUTER_WORKER_LOST)
     again = asyncio.run(send(cluster.base_url, Call(poison)))
     assert again.status == 422 and "workers died" in again.error

@@ -77,4 +77,5 @@ def write_package(folder: Path) -> str:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: processors\nVersion: 1.0\n")
     points = f"json = {__name__}:Grammar\ndeadly = {__name__}:Deadly\n"
     (info / "entry_points.txt").write_text(f"[paceline.logits_processors]\n{points}")
-    return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH", "")])])
+    root = str(Path(__file__).parents[2])
+    return os.pathsep.join([str(folder), root, *filter(None, [os.environ.get("PYTHONPATH", "")])])
