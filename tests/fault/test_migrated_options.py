@@ -157,7 +157,7 @@ def test_the_decode_worker_is_killed_in_mid_stream(served: Served) -> None:
 
 def test_the_prefill_worker_is_killed_among_prompts(served: Served) -> None:
     cluster = served.cluster
-    before, replans = generated(cluster, "prefill"), num_migrated(cluster)
+    before = generated(cluster, "prefill")
     answers = disturbed(
         served,
         "prefill",
@@ -165,7 +165,6 @@ def test_the_prefill_worker_is_killed_among_prompts(served: Served) -> None:
         lambda: "prefill-0",
     )
     check(served, answers)
-    assert num_migrated(cluster) > replans
 
 
 def test_the_router_is_killed_in_mid_stream(served: Served) -> None:
