@@ -2,6 +2,8 @@
 what they get undisturbed, but for time."""
 
 import asyncio
+import os
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +43,11 @@ class Served:
     cluster: Cluster
     calls: dict[str, Call]
     undisturbed: dict[str, Any]
+
+    @property
+    def num_long(self) -> int:
+        """Answers that nothing ends early."""
+        return sum(told["usage"][1] >= MAX_TOKENS for told in self.undisturbed.values())
 
     def cold(self, run: str) -> list[Call]:
         """No KV of another run is hit."""
@@ -85,6 +92,10 @@ def pid_of(cluster: Cluster, name: str) -> int:
     pid = cluster.processes[name].pid
     assert pid is not None
     return pid
+
+
+def in_flight(cluster: Cluster) -> float:
+    return sum(total(scrape(cluster.urls[name]), names.ROUTER_IN_FLIGHT) for name in ROUTERS)
 
 
 def in_use(cluster: Cluster) -> str:
@@ -152,19 +163,22 @@ def test_the_decode_worker_is_killed_in_mid_stream(served: Served) -> None:
         lambda: "decode-0",
     )
     check(served, answers)
-    assert num_migrated(cluster) > replans
+    assert num_migrated(cluster) - replans >= served.num_long
 
 
 def test_the_prefill_worker_is_killed_among_prompts(served: Served) -> None:
+    """It stands still until it has all of them, so that none is over when it dies."""
     cluster = served.cluster
-    before = generated(cluster, "prefill")
+    replans = num_migrated(cluster)
+    os.kill(pid_of(cluster, "prefill-0"), signal.SIGSTOP)
     answers = disturbed(
         served,
         "prefill",
-        lambda: generated(cluster, "prefill") - before > 3,
+        lambda: in_flight(cluster) >= len(served.calls),
         lambda: "prefill-0",
     )
     check(served, answers)
+    assert num_migrated(cluster) > replans
 
 
 def test_the_router_is_killed_in_mid_stream(served: Served) -> None:

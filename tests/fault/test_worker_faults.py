@@ -89,7 +89,7 @@ async def test_a_stalled_rank_is_noticed_and_replaced(workers: dict[str, WorkerP
     prefill = workers["prefill"]
     stopped = prefill.rank_pids()[0]
     os.kill(stopped, signal.SIGSTOP)
-    assert await wait_beside(prefill.not_ready, 8) < 4
+    assert await wait_beside(prefill.not_ready, 4) < 2.5
     await wait_beside(lambda: prefill.rank_pids() and prefill.rank_pids() != [stopped], 6)
     await asyncio.to_thread(prefill.wait_until_ready)
 

@@ -47,7 +47,7 @@ async def test_registered_workers_have_measured_links_before_a_request(tmp_path:
             tested = 'paceline_link_self_test_bytes_per_second{source="p",transport="tcp"}'
             wait_for(lambda: decode.metric(tested) > 0, 10)
             assert decode.metric("paceline_link_self_test_seconds") > 0
-            wait_for(lambda: "ok\nlink from p by tcp: " in readiness(decode), 10)
+            wait_for(lambda: "ok\nlink from p by tcp: " in readiness(decode), 2)
             assert "MB/s, below 1e+07" in readiness(decode)
             assert decode.metric("paceline_links_degraded") == 1
             assert decode.metric("paceline_transfer_pieces_total") == 0, "no request was needed"
