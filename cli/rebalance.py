@@ -139,18 +139,12 @@ class Rebalancer:
 
 
 def revisions_of(told: list[control_pb2.WorkersResponse], wanted: Wanted) -> dict[str, Sides]:
-    """Workers are those that any router knows, each as one tells of it that may use it."""
+    """Workers are those that any router knows."""
     num_queued = Counter[str]()
     for one in told:
         num_queued.update(one.num_queued_by_digest)
-    known: dict[str, control_pb2.KnownWorker] = {}
-    for one in told:
-        for worker in one.workers:
-            before = known.get(worker.info.worker_id)
-            if before is None or not before.is_usable:
-                known[worker.info.worker_id] = worker
     digests: dict[str, list[control_pb2.KnownWorker]] = {}
-    for worker in known.values():
+    for worker in newest(told):
         digests.setdefault(worker.info.content_digest, []).append(worker)
     return {digest: sides_of(ones, num_queued[digest], wanted) for digest, ones in digests.items()}
 

@@ -120,7 +120,10 @@ class Suspects:
     def _forget_old(self, now: float) -> None:
         """Of requests that were cancelled before they got on: who noted last stands last."""
         after = now - REMEMBERED_S
-        while all(died < after for _, died in next(iter(self._deaths.values())).values()):
+        while self._deaths:
+            oldest = next(iter(self._deaths.values()))
+            if any(died >= after for _, died in oldest.values()):
+                return
             self._deaths.popitem(last=False)
 
     async def _until_known(self, request: Request) -> None:

@@ -49,10 +49,8 @@ class BenchConfig:
     )
     timeout_s: float = setting(600.0, "Until a request without its last token counts as failed.")
     seed: int = setting(0, "Of all chance: the same seed makes the same prompts.")
-    ttft_s: float = setting(1.0, "Promised time to the first token, in seconds, …")
-    ttft_token_s: float = setting(1e-4, "… and this for each token of the prompt.")
-    itl_s: float = setting(0.040, "Promised time between tokens, on average, in seconds.")
     json: bool = setting(False, "Print one line of JSON, not a table.")
+    slo: Slo = Slo()
     synthetic: Sessions = Sessions()
 
     def __post_init__(self) -> None:
@@ -62,12 +60,7 @@ class BenchConfig:
         fits = self.shrink > 0 and BLOCK_TOKENS % self.shrink == 0
         _check("shrink", self.shrink, fits, f"must be a power of two, at most {BLOCK_TOKENS}")
         _check("vocab_size", self.vocab_size, self.vocab_size > 1, "must be at least 2")
-        for name in ("seed", "ttft_s", "ttft_token_s", "itl_s"):
-            _check(name, getattr(self, name), getattr(self, name) >= 0, "must not be negative")
-
-    @property
-    def slo(self) -> Slo:
-        return Slo(self.ttft_s, self.ttft_token_s, self.itl_s)
+        _check("seed", self.seed, self.seed >= 0, "must not be negative")
 
 
 def is_http(url: str) -> bool:

@@ -44,6 +44,7 @@ class Setup:
     seed: int = 0
     time_scale: float = 1.0  # arrivals come so many times as fast
     slo: Slo = Slo()
+    slo_share: float = 0.9  # of requests that have to meet it
     tells_slo: bool = True  # in each request, to whoever looks at it there
     gives_up: bool = False  # ends when too many have missed the SLO
 
@@ -170,7 +171,7 @@ class Cluster:
         turns = 0
         most_missed = len(self._outcomes)
         if self._setup.gives_up:
-            most_missed = int((1 - self._setup.slo.share) * most_missed)
+            most_missed = int((1 - self._setup.slo_share) * most_missed)
         while self._num_open and self._num_missed <= most_missed and self._agenda.advance():
             turns += 1
             if not turns % 4096:

@@ -61,7 +61,7 @@ def weighted_percentiles(
 def meets(setup: Setup, load: Load, make_placer: PlacerOf, time_scale: float) -> bool:
     """Enough requests get what was promised; a replay that fails ends early."""
     done = replay(replace(setup, time_scale=time_scale, gives_up=True), load, make_placer)
-    return not done.gave_up and good_share(done.outcomes, setup.slo) >= setup.slo.share
+    return not done.gave_up and good_share(done.outcomes, setup.slo) >= setup.slo_share
 
 
 def goodput(setup: Setup, load: Load, make_placer: PlacerOf, guess: float = 1.0) -> float:

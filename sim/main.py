@@ -33,10 +33,8 @@ class SimConfig:
     )
     seed: int = setting(0, "Of all chance: the same seed gives the same table.")
     noise: float = setting(0.1, "Of each step's time: at most this share more or less.")
-    ttft_s: float = setting(1.0, "Promised time to the first token, in seconds, …")
-    ttft_token_s: float = setting(1e-4, "… and this for each token of the prompt.")
-    itl_s: float = setting(0.040, "Promised time between tokens, on average, in seconds.")
     share: float = setting(0.9, "Of requests that have to get what was promised.")
+    slo: Slo = Slo()
     synthetic: Sessions = Sessions()
 
     def __post_init__(self) -> None:
@@ -48,8 +46,6 @@ class SimConfig:
         _check("time_scale", self.time_scale, self.time_scale >= 0, "must not be negative")
         _check("noise", self.noise, 0 <= self.noise < 1, "must lie between 0 and 1")
         _check("share", self.share, 0 < self.share <= 1, "must lie between 0 and 1")
-        for name in ("ttft_s", "ttft_token_s", "itl_s"):
-            _check(name, getattr(self, name), getattr(self, name) >= 0, "must not be negative")
 
     @property
     def num_prefill(self) -> tuple[int, ...]:
@@ -57,10 +53,6 @@ class SimConfig:
             return tuple(int(part) for part in self.prefill.split(","))
         except ValueError:
             raise ConfigError("prefill", self.prefill, "must be numbers, split by commas") from None
-
-    @property
-    def slo(self) -> Slo:
-        return Slo(self.ttft_s, self.ttft_token_s, self.itl_s, self.share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +96,7 @@ def rows(config: SimConfig) -> list[Row]:
             noise=config.noise,
             seed=config.seed,
             slo=config.slo,
+            slo_share=config.share,
         )
         most = goodput(setup, load, Placer, guess)
         guess = most or guess

@@ -2,18 +2,27 @@
 
 from dataclasses import dataclass
 
+from paceline.core.config import setting
+from paceline.core.errors import ConfigError
 from paceline.sim.trace import Arrival
 
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Time to first token at most `ttft_s` + `ttft_token_s` x prompt tokens; time between the
-    tokens after it at most `itl_s`, on average."""
+    """What requests are promised.
 
-    ttft_s: float = 1.0
-    ttft_token_s: float = 1e-4
-    itl_s: float = 0.040
-    share: float = 0.9  # of requests that have to meet it
+    Time to first token at most `ttft_s` + `ttft_token_s` x prompt tokens; time between the tokens
+    after it at most `itl_s`, on average.
+    """
+
+    ttft_s: float = setting(1.0, "Promised time to the first token, in seconds, …")
+    ttft_token_s: float = setting(1e-4, "… and this for each token of the prompt.")
+    itl_s: float = setting(0.040, "Promised time between tokens, on average, in seconds.")
+
+    def __post_init__(self) -> None:
+        for name in ("ttft_s", "ttft_token_s", "itl_s"):
+            limit_s: float = getattr(self, name)
+            ConfigError.check(name, limit_s, limit_s >= 0, "must not be negative")
 
     def ttft_limit_s(self, arrival: Arrival) -> float:
         return self.ttft_s + self.ttft_token_s * arrival.num_prompt_tokens

@@ -1,7 +1,7 @@
 """Requests that kill their workers: two may die of one, which is refused then; nobody else is."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -30,6 +30,14 @@ async def add(bench: Bench, *names: str, **fields: Any) -> list[FakeWorker]:
 def num_caught(bench: Bench) -> float:
     found: float = bench.router.metrics.requests_quarantined._value.get()
     return found
+
+
+async def innocent(bench: Bench, answers: Sequence[Answer], num_tokens: int) -> None:
+    """All get their tokens, and nothing is refused from then on."""
+    await until(lambda: all(answer.ended for answer in answers), 30)
+    for answer in answers:
+        answer.check(num_tokens)
+    assert not num_caught(bench)
 
 
 def is_alive(bench: Bench, worker: FakeWorker) -> bool:
@@ -153,10 +161,7 @@ async def test_who_is_on_two_of_many_workers_that_die_is_not_blamed(store: Redis
         for worker in workers:
             await worker.die()
         await bench.add("d4")
-        await until(lambda: all(answer.ended for answer in answers), 20)
-        for answer in answers:
-            answer.check(10)
-        assert not num_caught(bench)
+        await innocent(bench, answers, 10)
 
 
 @pytest.mark.parametrize("num_equal", [1, 2])
@@ -174,10 +179,7 @@ async def test_a_node_that_dies_with_all_its_workers_speaks_against_nobody(
         for worker in sorted(decode, key=lambda one: not one.commands("run")) + prefill:
             await worker.die()
         await bench.add("d4")
-        await until(lambda: all(answer.ended for answer in answers), 20)
-        for answer in answers:
-            answer.check(10)
-        assert not num_caught(bench)
+        await innocent(bench, answers, 10)
 
 
 async def test_two_workers_that_die_one_after_the_other_speak_against_none_of_many(
@@ -194,10 +196,7 @@ async def test_two_workers_that_die_one_after_the_other_speak_against_none_of_ma
         await until(lambda: len(second.commands("run")) == 4)
         await second.die()
         await bench.add("d2")
-        await until(lambda: all(answer.ended for answer in answers), 30)
-        for answer in answers:
-            answer.check(20)
-        assert not num_caught(bench)
+        await innocent(bench, answers, 20)
 
 
 async def test_equal_requests_on_all_workers_of_a_node_that_dies_are_not_blamed(
@@ -216,10 +215,7 @@ async def test_equal_requests_on_all_workers_of_a_node_that_dies_are_not_blamed(
             if is_alive(bench, worker):
                 await worker.die()
         await bench.add("d4")
-        await until(lambda: all(answer.ended for answer in answers), 30)
-        for answer in answers:
-            answer.check(20)
-        assert not num_caught(bench)
+        await innocent(bench, answers, 20)
 
 
 async def test_choices_that_lose_their_workers_at_once_count_one_death(store: RedisServer) -> None:

@@ -64,3 +64,13 @@ def test_what_several_routers_tell_is_put_together_by_revision() -> None:
     assert names == {"ab": ["d0", "d1"], "cd": ["e0"]}
     assert revisions["ab"].decode.load == pytest.approx(1 / 0.8), "all queues count"
     assert not revisions["cd"].decode.load, "what waits for one model moves no worker of another"
+
+
+def test_a_worker_is_known_by_the_latest_news_of_its_role() -> None:
+    """Whichever router has it: a change names the version that it was decided on."""
+    old, new = told(("d0", "ab", True)), told(("d0", "ab", True))
+    new.workers[0].info.role, new.workers[0].info.role_version = worker_pb2.ROLE_PREFILL, 3
+    for routers in ([old, new], [new, old]):
+        sides = revisions_of(routers, parsed().wanted)["ab"]
+        assert [worker.info.role_version for worker in sides.prefill.workers] == [3]
+        assert not sides.decode.workers
