@@ -1,6 +1,7 @@
 """`paceline bench`: what a live deployment makes of a load that `paceline sim` replays, too."""
 
 import asyncio
+import signal
 import sys
 import time
 from collections import Counter
@@ -83,6 +84,7 @@ class Run:
 def run(config: BenchConfig) -> int:
     """1 when no request was answered; 130 after Ctrl-C, which shows what there is so far."""
     found, is_interrupted = Run(), False
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # scripts start jobs without
     try:
         asyncio.run(measure(config, found))
     except KeyboardInterrupt:
